@@ -1,0 +1,1 @@
+"""Paged attention and linears on torch operators; row-invariant."""

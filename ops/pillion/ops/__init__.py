@@ -1,0 +1,1 @@
+"""The command line and what starts, checks and measures a stack."""

@@ -1,0 +1,1 @@
+"""Refuses, holds or forwards requests, by credit."""

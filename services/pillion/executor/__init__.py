@@ -1,0 +1,1 @@
+"""Runs the steps: slots, buffers, the model, sampling."""

@@ -1,0 +1,1 @@
+"""Model definitions, one a family, built from parallel layers."""

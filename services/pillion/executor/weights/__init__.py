@@ -1,0 +1,1 @@
+"""Weights from safetensors folders, hub ids and GGUF files."""

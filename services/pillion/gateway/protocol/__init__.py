@@ -1,0 +1,1 @@
+"""API forms to requests. No I/O."""

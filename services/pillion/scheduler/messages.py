@@ -1,0 +1,149 @@
+"""What goes into the core and what comes out of it. No message is ever changed after it is made."""
+
+from dataclasses import dataclass, field
+
+from pillion.contracts.entries import Facts, Refusal, Request, TokenLogprob, Tokens
+
+# --- events: what happened -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """An executor attached; its slots are empty. The block pool is built from these facts."""
+
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The executor is gone, and with it all slots, blocks and plans in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A request was read. `done` holds what the journal already has: output tokens by choice."""
+
+    request: Request
+    done: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """`choice` None ends all choices of the request."""
+
+    request: str
+    choice: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What a step brought for one sequence, named by incarnation and never by slot alone."""
+
+    slot: int
+    incarnation: int
+    tokens: tuple[int, ...]
+    finish: str | None = None  # "stop", "length", "error"
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Results come in the order of the plans; rows that were not to sample are absent."""
+
+    step: int
+    rows: tuple[RowResult, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """The step raised: none of its rows are computed. What it was to write into blocks is not there."""
+
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time asked for by `WakeAt` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """Take no new request; finish what is there."""
+
+
+Event = Connected | Disconnected | Submitted | Cancelled | StepDone | StepFailed | Woken | Draining
+
+# --- commands: what to do --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A sequence takes a slot, with all its tokens and the start of its block table."""
+
+    slot: int
+    incarnation: int
+    request: Request
+    choice: int
+    tokens: tuple[int, ...]  # prompt, then what was generated before
+    prompt_length: int
+    blocks: tuple[int, ...]
+    max_tokens: int  # output tokens in all
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, as the executor's contract has it: parallel arrays, one element a sequence, decodes first.
+
+    The executor applies `release`, then `take`, then the block grants, then runs the rows.
+    """
+
+    step: int
+    release: tuple[int, ...]
+    take: tuple[Take, ...]
+    slots: tuple[int, ...]
+    starts: tuple[int, ...]  # absolute position of the first computed token
+    counts: tuple[int, ...]  # tokens computed
+    samples: tuple[int, ...]  # tokens granted: 0 while the prompt is not whole, else 1
+    block_counts: tuple[int, ...]  # how many of `blocks` each sequence is granted
+    blocks: tuple[int, ...]
+    decodes: int  # how many of the first rows are decodes
+    budget: int  # tokens this step was allowed
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Journal and publish these items; `finished` names requests whose last choice ended with them."""
+
+    step: int
+    items: tuple[Tokens, ...]
+    finished: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request will not run here. Its entry is done."""
+
+    refusal: Refusal
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `Woken` at this time. A later command replaces an earlier one."""
+
+    at: float
+
+
+Command = SendPlan | Publish | Refuse | WakeAt

@@ -1,0 +1,1 @@
+"""Batching policies behind one interface, one a file."""

@@ -1,0 +1,1 @@
+"""Mailboxes and a supervisor: each service is a small actor system."""

@@ -1,0 +1,1 @@
+"""The Redis side: connections, streams, leases and hand-over scripts."""

@@ -1,0 +1,286 @@
+"""The one configuration tree: defaults < TOML file < PILLION_* environment < flags.
+
+A leaf's name is unique in the whole tree: `gateway.port` is `[gateway] port` in the file, `PILLION_PORT` in
+the environment and `--port` as a flag. Unknown keys are refused. The tree is frozen and passed in; nothing
+reads the environment but `load`.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+ENV_PREFIX = "PILLION_"
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown or has no valid value. The message names it and where it was set."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the tree's sections."""
+
+
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class Stack(Section, frozen=True):
+    """Which services belong together, and where they keep what they know."""
+
+    stack: Annotated[str, Meta(description="name of the stack; its keys and state carry it", pattern=r"^[a-zA-Z0-9_.-]+$")] = "default"
+    redis: Annotated[str | None, Meta(description="redis://, rediss:// or unix:// URL; none starts the embedded Valkey")] = None
+    state_dir: Annotated[str | None, Meta(description="state folder [$XDG_STATE_HOME/pillion]")] = None
+    cache_dir: Annotated[str | None, Meta(description="models folder [$XDG_CACHE_HOME/pillion]")] = None
+
+
+class Model(Section, frozen=True):
+    """Which model is served, and as what."""
+
+    model: Annotated[str, Meta(description="safetensors folder, GGUF file, hub id, or `demo`")] = "demo"
+    revision: Annotated[str | None, Meta(description="revision of a hub id")] = None
+    served_model_name: Annotated[str | None, Meta(description="name that clients use [last part of the model's path]")] = None
+    dtype: Annotated[str, Meta(description="auto, bfloat16, float32 or float16", pattern="^(auto|bfloat16|float32|float16)$")] = "auto"
+    max_model_len: Annotated[Positive | None, Meta(description="tokens a sequence, prompt and output [the model's context]")] = None
+    chat_template: Annotated[str | None, Meta(description="file with a Jinja chat template [the model's own]")] = None
+    generation_config: Annotated[str, Meta(description="auto: sampling defaults from generation_config.json; none: neutral", pattern="^(auto|none)$")] = "auto"
+
+
+class Gateway(Section, frozen=True):
+    """The HTTP side."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65535)] = 8000
+    api_key: Annotated[tuple[str, ...], Meta(description="key that clients must send; may be given several times")] = ()
+    max_body_bytes: Annotated[Positive, Meta(description="largest request body, bytes")] = 8 << 20
+    max_choices: Annotated[Positive, Meta(description="most sequences a request may ask for (prompts x n)")] = 128
+    request_timeout: Annotated[float, Meta(description="longest life of a request, seconds", gt=0)] = 3600.0
+    drain_timeout: Annotated[float, Meta(description="grace period on SIGTERM, seconds", ge=0)] = 30.0
+
+
+class Admission(Section, frozen=True):
+    """What waits, and how much of it."""
+
+    max_waiting: Annotated[Positive, Meta(description="most requests that wait before a replica has room; more are refused with 429")] = 1024
+    credit_seconds: Annotated[float, Meta(description="seconds of prefill that a replica holds; the rest waits in admission", gt=0)] = 2.0
+
+
+class Scheduler(Section, frozen=True):
+    """What a step carries."""
+
+    replica: Annotated[str, Meta(description="name of the replica", pattern=r"^[a-zA-Z0-9_.-]+$")] = "0"
+    policy: Annotated[str, Meta(description="batching policy")] = "stall-free"
+    max_num_seqs: Annotated[Positive, Meta(description="most sequences that run at once (slots)")] = 64
+    max_num_batched_tokens: Annotated[Positive | None, Meta(description="the token budget: most tokens a step computes [from --slo-tbt]")] = None
+    slo_tbt: Annotated[float, Meta(description="target of the time between tokens, seconds", gt=0)] = 0.1
+    max_step_seconds: Annotated[float | None, Meta(description="longest step with no decode to protect, seconds [twice --slo-tbt]")] = None
+    tile: Annotated[Positive | None, Meta(description="rows at whose multiples the GEMMs are efficient [the executor's]")] = None
+    enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of common prefixes")] = True
+    watermark: Annotated[float, Meta(description="share of the blocks kept free for decodes when a prompt is let in", ge=0, lt=1)] = 0.01
+    min_prefill_share: Annotated[float, Meta(description="least share of the budget that waiting prompts get", ge=0, le=1)] = 0.125
+    prefill_guard: Annotated[str, Meta(description="how that share is kept against decodes: `stretch` the step, or decodes take `turns`", pattern="^(stretch|turns)$")] = "stretch"
+    lease_seconds: Annotated[float, Meta(description="life of the replica's lease without renewal, seconds", gt=0)] = 3.0
+    journal_retention: Annotated[float, Meta(description="how long a finished request's record is kept, seconds", gt=0)] = 600.0
+
+
+class Executor(Section, frozen=True):
+    """What runs the steps."""
+
+    executor: Annotated[str | None, Meta(description="address that the executor listens on and the scheduler dials, host:port or unix:PATH")] = None
+    backend: Annotated[str, Meta(description="kernels: auto, torch, reference")] = "auto"
+    threads: Annotated[Positive | None, Meta(description="compute threads [the cores that this process may use]")] = None
+    block_size: Annotated[Positive | None, Meta(description="token positions a KV block [the backend's choice]")] = None
+    num_kv_blocks: Annotated[Positive | None, Meta(description="KV blocks [from the memory]")] = None
+    kv_cache_memory: Annotated[str | None, Meta(description="memory for KV, as 512MiB or 4GiB")] = None
+    gpu_memory_utilization: Annotated[float, Meta(description="share of a GPU's memory that the executor may use", gt=0, le=1)] = 0.9
+    device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
+
+
+class Telemetry(Section, frozen=True):
+    """Logs and metrics. Traces follow the OTEL_* variables."""
+
+    log_level: Annotated[str, Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$")] = "info"
+    log_format: Annotated[str, Meta(description="auto, text or json; auto is text on a terminal", pattern="^(auto|text|json)$")] = "auto"
+    metrics_host: Annotated[str, Meta(description="address of the metrics endpoint (the gateway serves /metrics itself)")] = "127.0.0.1"
+    metrics_port: Annotated[int | None, Meta(description="port of the metrics endpoint; 0 takes a free one [off]", ge=0, le=65535)] = None
+
+
+class Config(Section, frozen=True):
+    """The whole tree."""
+
+    stack: Stack = Stack()
+    model: Model = Model()
+    gateway: Gateway = Gateway()
+    admission: Admission = Admission()
+    scheduler: Scheduler = Scheduler()
+    executor: Executor = Executor()
+    telemetry: Telemetry = Telemetry()
+
+    @property
+    def state_path(self) -> Path:
+        """The stack's own state folder."""
+        return _folder(self.stack.state_dir, "XDG_STATE_HOME", ".local/state") / self.stack.stack
+
+    @property
+    def cache_path(self) -> Path:
+        """The models folder, common to all stacks."""
+        return _folder(self.stack.cache_dir, "XDG_CACHE_HOME", ".cache")
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One setting: where it stands, its default and what it means."""
+
+    section: str
+    name: str
+    default: Any
+    help: str
+    type: Any
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def env(self) -> str:
+        return ENV_PREFIX + self.name.upper()
+
+    @property
+    def secret(self) -> bool:
+        return self.name in ("api_key", "redis")
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A leaf's value and where it came from: `default`, the file's name, the variable, or the flag."""
+
+    leaf: Leaf
+    value: Any
+    source: str
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """A configuration with its provenance."""
+
+    config: Config
+    settings: tuple[Setting, ...]
+
+
+def leaves() -> Iterator[Leaf]:
+    """All settings, in the tree's order."""
+    for section in msgspec.structs.fields(Config):
+        for field in msgspec.structs.fields(section.type):
+            yield Leaf(section.name, field.name, field.default, _description(field.type), field.type)
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> Loaded:
+    """Merges the four sources. `flags` maps leaf names to values; None values are absent.
+
+    The file is `file`, else PILLION_CONFIG. Raises ConfigError.
+    """
+    environ = os.environ if environ is None else environ
+    known = {leaf.name: leaf for leaf in leaves()}
+    values: dict[str, tuple[Any, str]] = {}
+    file = file or environ.get(ENV_PREFIX + "CONFIG")
+    if file:
+        values.update(_from_file(Path(file), known))
+    values.update(_from_environ(environ, known))
+    for name, value in (flags or {}).items():
+        if name not in known:
+            raise ConfigError(f"unknown flag --{name.replace('_', '-')}{_nearest(name, known)}")
+        if value is not None and value != ():
+            values[name] = (value, known[name].flag)
+
+    settings: list[Setting] = []
+    sections: dict[str, dict[str, Any]] = {}
+    for leaf in known.values():
+        value, source = values.get(leaf.name, (leaf.default, "default"))
+        if source != "default":
+            value = _convert(leaf, value, source)
+        settings.append(Setting(leaf, value, source))
+        sections.setdefault(leaf.section, {})[leaf.name] = value
+    types = {field.name: field.type for field in msgspec.structs.fields(Config)}
+    config = Config(**{name: types[name](**fields) for name, fields in sections.items()})
+    return Loaded(config, tuple(settings))
+
+
+def parse_bytes(text: str) -> int:
+    """`512MiB`, `4GiB`, `1.5G` or a plain number, in bytes. Raises ConfigError."""
+    units = {"": 1, "k": 10, "m": 20, "g": 30, "t": 40}
+    number = text.strip().lower().removesuffix("b").removesuffix("i")
+    unit = number[-1:] if number[-1:] in units else ""
+    try:
+        size = float(number.removesuffix(unit)) * (1 << units[unit] if unit else 1)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no size; write it as 512MiB or 4GiB") from None
+    if not 0 < size < float("inf"):
+        raise ConfigError(f"{text!r} is no size; it must be positive")
+    return int(size)
+
+
+def _folder(given: str | None, variable: str, fallback: str) -> Path:
+    if given:
+        return Path(given).expanduser()
+    base = os.environ.get(variable)
+    return (Path(base) if base else Path.home() / fallback) / "pillion"
+
+
+def _description(annotation: Any) -> str:
+    for meta in getattr(annotation, "__metadata__", ()):
+        if meta.description:
+            return str(meta.description)
+    return ""
+
+
+def _from_file(path: Path, known: Mapping[str, Leaf]) -> Iterator[tuple[str, tuple[Any, str]]]:
+    try:
+        tree = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+    sections = {leaf.section for leaf in known.values()}
+    for section, body in tree.items():
+        if section not in sections:
+            raise ConfigError(f"{path}: unknown section [{section}]{_nearest(section, sections)}")
+        if not isinstance(body, dict):
+            raise ConfigError(f"{path}: {section} must be a section, as [{section}]")
+        for name, value in body.items():
+            if name not in known or known[name].section != section:
+                names = [leaf.name for leaf in known.values() if leaf.section == section]
+                raise ConfigError(f"{path}: unknown key {name} in [{section}]{_nearest(name, names)}")
+            yield name, (value, str(path))
+
+
+def _from_environ(environ: Mapping[str, str], known: Mapping[str, Leaf]) -> Iterator[tuple[str, tuple[Any, str]]]:
+    names = {leaf.env: leaf for leaf in known.values()}
+    for variable, value in environ.items():
+        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
+            continue
+        leaf = names.get(variable)
+        if leaf is None:
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, names)}")
+        if value == "":
+            continue  # compose passes unset variables as empty strings
+        yield leaf.name, (tuple(value.split(",")) if leaf.name == "api_key" else value, variable)
+
+
+def _convert(leaf: Leaf, value: Any, source: str) -> Any:
+    if isinstance(value, str) and "bool" in str(leaf.type):
+        value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(value.lower(), value)
+    try:
+        return msgspec.convert(value, leaf.type, strict=False)
+    except msgspec.ValidationError as error:
+        shown = "the value" if leaf.secret else repr(value)
+        raise ConfigError(f"{leaf.name} from {source}: {shown} is not valid: {error}") from None
+
+
+def _nearest(name: str, names: Any) -> str:
+    match = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {match[0]}?" if match else ""

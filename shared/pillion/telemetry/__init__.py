@@ -1,0 +1,1 @@
+"""Names, metrics, spans and logs."""

@@ -29,8 +29,8 @@ def candidates(
 ) -> tuple[Ids | None, Weights]:
     """Ids in ascending order (None: all of them) and their unnormalised probabilities.
 
-    `row` is float32 [V]; its largest logit is finite. The temperature is applied first, then top-k, then top-p
-    on what top-k left, then min-p relative to the likeliest token.
+    `row` is float32 [V]; its largest logit is finite. The temperature is applied first, then top-k, then
+    top-p on what top-k left, then min-p relative to the likeliest token.
     """
     ids: Ids | None = likeliest(row, top_k) if 0 < top_k < row.size else None
     logits = (row if ids is None else row[ids]).astype(np.float64)
@@ -67,7 +67,8 @@ def _nucleus(weights: Weights, top_p: float) -> Ids:
     kept = weights[heads] > least
     ties = np.flatnonzero(weights[heads] == least)
     kept[ties[: count - int(np.count_nonzero(kept))]] = True
-    return heads[kept]
+    nucleus: Ids = heads[kept]
+    return nucleus
 
 
 def _narrow(ids: Ids | None, weights: Weights, kept: Ids) -> tuple[Ids, Weights]:

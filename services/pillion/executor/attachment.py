@@ -1,0 +1,111 @@
+"""One scheduler's stream: plans in, results out, both in the order of `step`."""
+
+import asyncio
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeAlias
+
+import grpc
+import grpc.aio
+
+from pillion.contracts import executor_pb2
+from pillion.executor.compute import Compute, Engine, Step
+
+ROOM = 4  # plans that are queued or run; the scheduler keeps two in flight, more wait in the transport
+
+
+Context: TypeAlias = "grpc.aio.ServicerContext[executor_pb2.ToExecutor, executor_pb2.FromExecutor]"
+
+
+class StreamEnded(Exception):
+    """The stream ends with this gRPC status."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Observer(Protocol):
+    """Is told of every step that ran, and when an attachment's sequences are gone."""
+
+    def step(self, step: Step) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+class Attachment:
+    """Plans and results of one stream. Owns the futures of the steps it has submitted."""
+
+    def __init__(
+        self, epoch: int, replica: str, compute: Compute, engine: Engine, observer: Observer
+    ) -> None:
+        self.epoch = epoch
+        self.replica = replica
+        self._compute = compute
+        self._engine = engine
+        self._observer = observer
+        self._due = 1
+        self._room = asyncio.Semaphore(ROOM)
+        self._steps: asyncio.Queue[Future[Step] | None] = asyncio.Queue()  # bounded by the room
+        self._ending: asyncio.Future[StreamEnded] = asyncio.get_running_loop().create_future()
+        self._running: set[Future[Step]] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no plan is queued or running."""
+        return not self._running
+
+    def end(self, reason: StreamEnded) -> None:
+        """Ends the stream from outside; queued plans are discarded, the running step ends by itself."""
+        self.discard()
+        if not self._ending.done():
+            self._ending.set_result(reason)
+
+    def discard(self) -> None:
+        for future in self._running:
+            future.cancel()
+
+    async def serve(self, context: Context) -> None:
+        """Runs the client's plans until it says that no more come. Raises StreamEnded."""
+        failure: StreamEnded | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(context))
+                writer = tasks.create_task(self._write(context))
+                either: list[asyncio.Future[Any]] = [writer, self._ending]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if self._ending.done():
+                    raise self._ending.result()
+        except* StreamEnded as group:
+            failure = next(error for error in group.exceptions if isinstance(error, StreamEnded))
+        finally:
+            self.discard()
+        if failure is not None:
+            raise failure
+
+    async def _read(self, context: Context) -> None:
+        # What is no message is the end of the stream.
+        while isinstance(message := await context.read(), executor_pb2.ToExecutor):
+            if message.WhichOneof("message") != "plan":
+                raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "only plans may follow the first message")
+            plan = message.plan
+            if plan.step != self._due:
+                raise StreamEnded(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"plan {plan.step} came where plan {self._due} was due",
+                )
+            self._due += 1
+            await self._room.acquire()
+            if self._ending.done():
+                return  # the slots may be another scheduler's by now
+            future = self._compute.submit(self._engine, plan)
+            self._running.add(future)
+            self._steps.put_nowait(future)
+        self._steps.put_nowait(None)
+
+    async def _write(self, context: Context) -> None:
+        while (future := await self._steps.get()) is not None:
+            step = await asyncio.wrap_future(future)
+            self._running.discard(future)
+            self._room.release()
+            await context.write(step.message())
+            self._observer.step(step)

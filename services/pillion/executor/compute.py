@@ -1,0 +1,91 @@
+"""The one thread that touches the engine: steps run in order, the next one already waiting when one ends."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from pillion.contracts import executor_pb2
+from pillion.contracts.entries import Facts
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """What the service needs of `pillion.executor.engine.Engine`."""
+
+    @property
+    def facts(self) -> Facts: ...
+
+    def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that ran. `result` is None if it raised `error`. Times are seconds of `time.time`."""
+
+    plan: executor_pb2.Plan
+    result: executor_pb2.StepResult | None
+    error: str
+    began: float
+    ended: float
+    gap: float | None  # idle seconds before it, where the step before it had left work to do
+
+    def message(self) -> executor_pb2.FromExecutor:
+        if self.result is None:
+            failed = executor_pb2.StepFailed(step=self.plan.step, message=self.error)
+            return executor_pb2.FromExecutor(failed=failed)
+        return executor_pb2.FromExecutor(result=self.result)
+
+
+class Compute:
+    """Owns the thread. Its queue is bounded by those who submit: each attachment by its room for plans."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "compute")
+        self._idle_since = 0.0  # perf_counter
+        self._left_work = False
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs `function` in the thread, after what was submitted before."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    def submit(self, engine: Engine, plan: executor_pb2.Plan) -> "Future[Step]":
+        """Queues a step. Cancelling the future takes it out of the queue, unless it has begun."""
+        return self._pool.submit(self._run, engine, plan)
+
+    async def close(self, seconds: float) -> bool:
+        """Whether all that was submitted has ended within `seconds`; the thread ends then."""
+        last = asyncio.wrap_future(self._pool.submit(lambda: None))
+        self._pool.shutdown(wait=False)
+        done, _ = await asyncio.wait({last}, timeout=seconds)
+        return bool(done)
+
+    def _run(self, engine: Engine, plan: executor_pb2.Plan) -> Step:
+        began, start = time.time(), time.perf_counter()
+        idle = start - self._idle_since
+        gap = idle if self._left_work else None
+        result, error = None, ""
+        try:
+            result = engine.run(plan)
+        except Exception as raised:
+            # Whatever a step raises belongs to that step: the scheduler is told, the next plan may well run.
+            log.exception("step %d failed", plan.step)
+            error = f"{type(raised).__name__}: {raised}"
+        end = time.perf_counter()
+        self._idle_since = end
+        self._left_work = result is not None and len(plan.slot) > sum(
+            finish != executor_pb2.RUNNING for finish in result.finish
+        )
+        if result is not None:
+            result.step = plan.step
+            result.seconds = end - start
+            result.gap_seconds = idle if gap is not None else 0.0
+        return Step(plan, result, error, began, began + (end - start), gap)

@@ -1,0 +1,98 @@
+"""A sequence's two spans at the executor: `execute prefill` and `execute decode`, never one a token."""
+
+from dataclasses import dataclass
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from pillion.contracts import executor_pb2
+from pillion.executor.compute import Step
+
+PREFILL = "execute prefill"
+DECODE = "execute decode"
+
+_propagator = TraceContextTextMapPropagator()
+
+
+@dataclass(slots=True)
+class _Sequence:
+    context: Context
+    span: trace.Span
+    prefilling: bool
+    steps: int = 0
+    tokens: int = 0
+
+
+class Spans:
+    """Follows the sequences in the slots. Prefill lasts from taking the slot to the first token."""
+
+    def __init__(self, tracer: trace.Tracer) -> None:
+        self._tracer = tracer
+        self._slots: dict[int, _Sequence] = {}
+
+    def step(self, step: Step) -> None:
+        """To be told of every step, in order; costs nothing where no sequence brought a trace context."""
+        plan, end = step.plan, _nanoseconds(step.ended)
+        for slot in plan.release:
+            self._close(slot, end, "released")
+        for take in plan.take:
+            if take.traceparent:
+                self._open(take, step)
+        if not self._slots:
+            return
+        finished = {}
+        if step.result is not None:
+            ends = zip(step.result.slot, step.result.finish, strict=True)
+            finished = {slot: finish for slot, finish in ends if finish != executor_pb2.RUNNING}
+        for slot, count, sample in zip(plan.slot, plan.count, plan.sample, strict=True):
+            sequence = self._slots.get(slot)
+            if sequence is None:
+                continue
+            sequence.steps += 1
+            sequence.tokens += count
+            if step.result is None:
+                sequence.span.set_attribute("error.type", "step_failed")
+            elif sequence.prefilling and sample and slot not in finished:
+                self._end(sequence, end)
+                sequence.prefilling = False
+                sequence.steps = sequence.tokens = 0
+                sequence.span = self._tracer.start_span(DECODE, sequence.context, start_time=end)
+        for slot, finish in finished.items():
+            self._close(slot, end, executor_pb2.Finish.Name(finish).lower())
+
+    def reset(self) -> None:
+        """The slots are empty: their sequences go on elsewhere or not at all."""
+        for slot in tuple(self._slots):
+            self._close(slot, None, "detached")
+
+    def _open(self, take: executor_pb2.Take, step: Step) -> None:
+        self._close(take.slot, _nanoseconds(step.began), "released")
+        context = _propagator.extract({"traceparent": take.traceparent})
+        span = self._tracer.start_span(
+            PREFILL,
+            context,
+            start_time=_nanoseconds(step.began),
+            attributes={
+                "pillion.choice": take.choice,
+                "pillion.known_tokens": len(take.tokens) // 4,
+            },
+        )
+        self._slots[take.slot] = _Sequence(context, span, prefilling=True)
+
+    def _close(self, slot: int, end: int | None, reason: str) -> None:
+        sequence = self._slots.pop(slot, None)
+        if sequence is None:
+            return
+        sequence.span.set_attribute("pillion.end", reason)
+        self._end(sequence, end)
+
+    @staticmethod
+    def _end(sequence: _Sequence, end: int | None) -> None:
+        sequence.span.set_attribute("pillion.steps", sequence.steps)
+        sequence.span.set_attribute("pillion.computed_tokens", sequence.tokens)
+        sequence.span.end(end)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -32,8 +32,12 @@ Positive = Annotated[int, Meta(ge=1)]
 class Stack(Section, frozen=True):
     """Which services belong together, and where they keep what they know."""
 
-    stack: Annotated[str, Meta(description="name of the stack; its keys and state carry it", pattern=r"^[a-zA-Z0-9_.-]+$")] = "default"
-    redis: Annotated[str | None, Meta(description="redis://, rediss:// or unix:// URL; none starts the embedded Valkey")] = None
+    stack: Annotated[
+        str, Meta(description="name of the stack; its keys and state carry it", pattern=r"^[a-zA-Z0-9_.-]+$")
+    ] = "default"
+    redis: Annotated[
+        str | None, Meta(description="redis://, rediss:// or unix:// URL; none starts the embedded Valkey")
+    ] = None
     state_dir: Annotated[str | None, Meta(description="state folder [$XDG_STATE_HOME/pillion]")] = None
     cache_dir: Annotated[str | None, Meta(description="models folder [$XDG_CACHE_HOME/pillion]")] = None
 
@@ -43,11 +47,26 @@ class Model(Section, frozen=True):
 
     model: Annotated[str, Meta(description="safetensors folder, GGUF file, hub id, or `demo`")] = "demo"
     revision: Annotated[str | None, Meta(description="revision of a hub id")] = None
-    served_model_name: Annotated[str | None, Meta(description="name that clients use [last part of the model's path]")] = None
-    dtype: Annotated[str, Meta(description="auto, bfloat16, float32 or float16", pattern="^(auto|bfloat16|float32|float16)$")] = "auto"
-    max_model_len: Annotated[Positive | None, Meta(description="tokens a sequence, prompt and output [the model's context]")] = None
-    chat_template: Annotated[str | None, Meta(description="file with a Jinja chat template [the model's own]")] = None
-    generation_config: Annotated[str, Meta(description="auto: sampling defaults from generation_config.json; none: neutral", pattern="^(auto|none)$")] = "auto"
+    served_model_name: Annotated[
+        str | None, Meta(description="name that clients use [last part of the model's path]")
+    ] = None
+    dtype: Annotated[
+        str,
+        Meta(description="auto, bfloat16, float32 or float16", pattern="^(auto|bfloat16|float32|float16)$"),
+    ] = "auto"
+    max_model_len: Annotated[
+        Positive | None, Meta(description="tokens a sequence, prompt and output [the model's context]")
+    ] = None
+    chat_template: Annotated[
+        str | None, Meta(description="file with a Jinja chat template [the model's own]")
+    ] = None
+    generation_config: Annotated[
+        str,
+        Meta(
+            description="auto: sampling defaults from generation_config.json; none: neutral",
+            pattern="^(auto|none)$",
+        ),
+    ] = "auto"
 
 
 class Gateway(Section, frozen=True):
@@ -55,9 +74,13 @@ class Gateway(Section, frozen=True):
 
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(description="port to listen on; 0 takes a free one", ge=0, le=65535)] = 8000
-    api_key: Annotated[tuple[str, ...], Meta(description="key that clients must send; may be given several times")] = ()
+    api_key: Annotated[
+        tuple[str, ...], Meta(description="key that clients must send; may be given several times")
+    ] = ()
     max_body_bytes: Annotated[Positive, Meta(description="largest request body, bytes")] = 8 << 20
-    max_choices: Annotated[Positive, Meta(description="most sequences a request may ask for (prompts x n)")] = 128
+    max_choices: Annotated[
+        Positive, Meta(description="most sequences a request may ask for (prompts x n)")
+    ] = 128
     request_timeout: Annotated[float, Meta(description="longest life of a request, seconds", gt=0)] = 3600.0
     drain_timeout: Annotated[float, Meta(description="grace period on SIGTERM, seconds", ge=0)] = 30.0
 
@@ -65,8 +88,13 @@ class Gateway(Section, frozen=True):
 class Admission(Section, frozen=True):
     """What waits, and how much of it."""
 
-    max_waiting: Annotated[Positive, Meta(description="most requests that wait before a replica has room; more are refused with 429")] = 1024
-    credit_seconds: Annotated[float, Meta(description="seconds of prefill that a replica holds; the rest waits in admission", gt=0)] = 2.0
+    max_waiting: Annotated[
+        Positive,
+        Meta(description="most requests that wait before a replica has room; more are refused with 429"),
+    ] = 1024
+    credit_seconds: Annotated[
+        float, Meta(description="seconds of prefill that a replica holds; the rest waits in admission", gt=0)
+    ] = 2.0
 
 
 class Scheduler(Section, frozen=True):
@@ -75,38 +103,78 @@ class Scheduler(Section, frozen=True):
     replica: Annotated[str, Meta(description="name of the replica", pattern=r"^[a-zA-Z0-9_.-]+$")] = "0"
     policy: Annotated[str, Meta(description="batching policy")] = "stall-free"
     max_num_seqs: Annotated[Positive, Meta(description="most sequences that run at once (slots)")] = 64
-    max_num_batched_tokens: Annotated[Positive | None, Meta(description="the token budget: most tokens a step computes [from --slo-tbt]")] = None
+    max_num_batched_tokens: Annotated[
+        Positive | None, Meta(description="the token budget: most tokens a step computes [from --slo-tbt]")
+    ] = None
     slo_tbt: Annotated[float, Meta(description="target of the time between tokens, seconds", gt=0)] = 0.1
-    max_step_seconds: Annotated[float | None, Meta(description="longest step with no decode to protect, seconds [twice --slo-tbt]")] = None
-    tile: Annotated[Positive | None, Meta(description="rows at whose multiples the GEMMs are efficient [the executor's]")] = None
+    max_step_seconds: Annotated[
+        float | None, Meta(description="longest step with no decode to protect, seconds [twice --slo-tbt]")
+    ] = None
+    tile: Annotated[
+        Positive | None, Meta(description="rows at whose multiples the GEMMs are efficient [the executor's]")
+    ] = None
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV of common prefixes")] = True
-    watermark: Annotated[float, Meta(description="share of the blocks kept free for decodes when a prompt is let in", ge=0, lt=1)] = 0.01
-    min_prefill_share: Annotated[float, Meta(description="least share of the budget that waiting prompts get", ge=0, le=1)] = 0.125
-    prefill_guard: Annotated[str, Meta(description="how that share is kept against decodes: `stretch` the step, or decodes take `turns`", pattern="^(stretch|turns)$")] = "stretch"
-    lease_seconds: Annotated[float, Meta(description="life of the replica's lease without renewal, seconds", gt=0)] = 3.0
-    journal_retention: Annotated[float, Meta(description="how long a finished request's record is kept, seconds", gt=0)] = 600.0
+    watermark: Annotated[
+        float,
+        Meta(description="share of the blocks kept free for decodes when a prompt is let in", ge=0, lt=1),
+    ] = 0.01
+    min_prefill_share: Annotated[
+        float, Meta(description="least share of the budget that waiting prompts get", ge=0, le=1)
+    ] = 0.125
+    prefill_guard: Annotated[
+        str,
+        Meta(
+            description="how that share is kept against decodes: `stretch` the step, or decodes take `turns`",
+            pattern="^(stretch|turns)$",
+        ),
+    ] = "stretch"
+    lease_seconds: Annotated[
+        float, Meta(description="life of the replica's lease without renewal, seconds", gt=0)
+    ] = 3.0
+    journal_retention: Annotated[
+        float, Meta(description="how long a finished request's record is kept, seconds", gt=0)
+    ] = 600.0
 
 
 class Executor(Section, frozen=True):
     """What runs the steps."""
 
-    executor: Annotated[str | None, Meta(description="address that the executor listens on and the scheduler dials, host:port or unix:PATH")] = None
+    executor: Annotated[
+        str | None,
+        Meta(
+            description="address that the executor listens on and the scheduler dials, host:port or unix:PATH"
+        ),
+    ] = None
     backend: Annotated[str, Meta(description="kernels: auto, torch, reference")] = "auto"
-    threads: Annotated[Positive | None, Meta(description="compute threads [the cores that this process may use]")] = None
-    block_size: Annotated[Positive | None, Meta(description="token positions a KV block [the backend's choice]")] = None
+    threads: Annotated[
+        Positive | None, Meta(description="compute threads [the cores that this process may use]")
+    ] = None
+    block_size: Annotated[
+        Positive | None, Meta(description="token positions a KV block [the backend's choice]")
+    ] = None
     num_kv_blocks: Annotated[Positive | None, Meta(description="KV blocks [from the memory]")] = None
     kv_cache_memory: Annotated[str | None, Meta(description="memory for KV, as 512MiB or 4GiB")] = None
-    gpu_memory_utilization: Annotated[float, Meta(description="share of a GPU's memory that the executor may use", gt=0, le=1)] = 0.9
+    gpu_memory_utilization: Annotated[
+        float, Meta(description="share of a GPU's memory that the executor may use", gt=0, le=1)
+    ] = 0.9
     device: Annotated[str, Meta(description="auto, cpu or cuda")] = "auto"
 
 
 class Telemetry(Section, frozen=True):
     """Logs and metrics. Traces follow the OTEL_* variables."""
 
-    log_level: Annotated[str, Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$")] = "info"
-    log_format: Annotated[str, Meta(description="auto, text or json; auto is text on a terminal", pattern="^(auto|text|json)$")] = "auto"
-    metrics_host: Annotated[str, Meta(description="address of the metrics endpoint (the gateway serves /metrics itself)")] = "127.0.0.1"
-    metrics_port: Annotated[int | None, Meta(description="port of the metrics endpoint; 0 takes a free one [off]", ge=0, le=65535)] = None
+    log_level: Annotated[
+        str, Meta(description="debug, info, warning or error", pattern="^(debug|info|warning|error)$")
+    ] = "info"
+    log_format: Annotated[
+        str, Meta(description="auto, text or json; auto is text on a terminal", pattern="^(auto|text|json)$")
+    ] = "auto"
+    metrics_host: Annotated[
+        str, Meta(description="address of the metrics endpoint (the gateway serves /metrics itself)")
+    ] = "127.0.0.1"
+    metrics_port: Annotated[
+        int | None, Meta(description="port of the metrics endpoint; 0 takes a free one [off]", ge=0, le=65535)
+    ] = None
 
 
 class Config(Section, frozen=True):
@@ -258,7 +326,9 @@ def _from_file(path: Path, known: Mapping[str, Leaf]) -> Iterator[tuple[str, tup
             yield name, (value, str(path))
 
 
-def _from_environ(environ: Mapping[str, str], known: Mapping[str, Leaf]) -> Iterator[tuple[str, tuple[Any, str]]]:
+def _from_environ(
+    environ: Mapping[str, str], known: Mapping[str, Leaf]
+) -> Iterator[tuple[str, tuple[Any, str]]]:
     names = {leaf.env: leaf for leaf in known.values()}
     for variable, value in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
@@ -273,7 +343,9 @@ def _from_environ(environ: Mapping[str, str], known: Mapping[str, Leaf]) -> Iter
 
 def _convert(leaf: Leaf, value: Any, source: str) -> Any:
     if isinstance(value, str) and "bool" in str(leaf.type):
-        value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(value.lower(), value)
+        value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
+            value.lower(), value
+        )
     try:
         return msgspec.convert(value, leaf.type, strict=False)
     except msgspec.ValidationError as error:

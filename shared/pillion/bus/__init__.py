@@ -1,1 +1,23 @@
 """The Redis side: connections, streams, leases and hand-over scripts."""
+
+from pillion.bus.connection import UNREACHABLE, Connection, retrying
+from pillion.bus.keys import Keys
+from pillion.bus.lease import Lease
+from pillion.bus.scripts import LeaseLost
+from pillion.bus.streams import MAX_DELIVERIES, Entry, Group, Tail, TooLong, append, append_bounded
+
+__all__ = [
+    "MAX_DELIVERIES",
+    "UNREACHABLE",
+    "Connection",
+    "Entry",
+    "Group",
+    "Keys",
+    "Lease",
+    "LeaseLost",
+    "Tail",
+    "TooLong",
+    "append",
+    "append_bounded",
+    "retrying",
+]

@@ -1,0 +1,64 @@
+"""The keys of a stack. One hash tag holds them in one slot, so that every hand-over can be one script."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    stack: str
+
+    def _key(self, *parts: str) -> str:
+        return ":".join((f"pillion:{{{self.stack}}}", *parts))
+
+    @property
+    def submit(self) -> str:
+        """Stream gateway to admission. Read by a group; never trimmed."""
+        return self._key("submit")
+
+    def run(self, replica: str) -> str:
+        """Stream admission to scheduler. Read by a group; never trimmed."""
+        return self._key("run", replica)
+
+    def out(self, gateway: str) -> str:
+        """Stream scheduler (and admission's refusals) to one gateway. Trimmed."""
+        return self._key("out", gateway)
+
+    @property
+    def cancel(self) -> str:
+        """Stream of cancels, read by admission and every scheduler. Trimmed."""
+        return self._key("cancel")
+
+    def tombstone(self, request: str) -> str:
+        """Says that a request was cancelled, to whoever reads its entry later."""
+        return self._key("tomb", request)
+
+    @property
+    def beats(self) -> str:
+        """Stream of heartbeats. Trimmed."""
+        return self._key("beats")
+
+    @property
+    def replicas(self) -> str:
+        """Hash replica to its last heartbeat, for who comes later."""
+        return self._key("replicas")
+
+    def journal(self, replica: str) -> str:
+        """Stream of a replica's steps, trimmed to what running requests need."""
+        return self._key("journal", replica)
+
+    def record(self, request: str) -> str:
+        """The folded journal of a finished request."""
+        return self._key("record", request)
+
+    def lease(self, holder: str) -> str:
+        """Holds the epoch of the living holder."""
+        return self._key("lease", holder)
+
+    def epoch(self, holder: str) -> str:
+        """Holds the last epoch that was given out."""
+        return self._key("epoch", holder)
+
+    @property
+    def dead(self) -> str:
+        """Stream of entries that were delivered too often or could not be read."""
+        return self._key("dead")

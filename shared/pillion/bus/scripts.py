@@ -1,0 +1,105 @@
+"""Lua scripts: what must happen at once, and only for the holder of the epoch."""
+
+import hashlib
+from typing import Any
+
+from redis.exceptions import NoScriptError, ResponseError
+
+from pillion.bus.connection import Connection
+
+
+class LeaseLost(Exception):
+    """The caller's epoch is no longer the holder's. Its process must exit."""
+
+
+class Script:
+    """A Lua script that is sent whole only when the server does not know it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, connection: Connection, keys: list[str], args: list[Any]) -> Any:
+        """Raises LeaseLost where the script found another epoch."""
+        try:
+            try:
+                return await connection.call("EVALSHA", self.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                return await connection.call("EVAL", self.source, len(keys), *keys, *args)
+        except ResponseError as error:
+            if "LEASELOST" in str(error):
+                raise LeaseLost(str(error)) from None
+            raise
+
+
+_FENCE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return redis.error_reply('LEASELOST epoch ' .. ARGV[1] .. ' is not the holder of ' .. KEYS[1])
+end
+"""
+
+# KEYS lease, epoch; ARGV ttl ms. Answers the new epoch, or nil while another holds it.
+ACQUIRE = Script("""
+if redis.call('EXISTS', KEYS[1]) == 1 then return nil end
+local now = redis.call('TIME')
+local epoch = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
+local last = tonumber(redis.call('GET', KEYS[2]) or '0')
+if epoch <= last then epoch = last + 1 end
+local text = string.format('%.0f', epoch)
+redis.call('SET', KEYS[2], text)
+redis.call('SET', KEYS[1], text, 'PX', ARGV[1])
+return text
+""")
+
+# KEYS lease; ARGV epoch, ttl ms.
+RENEW = Script(_FENCE + "return redis.call('PEXPIRE', KEYS[1], ARGV[2])")
+
+# KEYS lease; ARGV epoch.
+RELEASE = Script(
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+)
+
+# KEYS lease, source, destination; ARGV epoch, group, entry id, payload. The entry goes on, once.
+HAND_OVER = Script(
+    _FENCE
+    + """
+if redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) == 0 then return nil end
+redis.call('XDEL', KEYS[2], ARGV[3])
+return redis.call('XADD', KEYS[3], '*', 'e', ARGV[4])
+"""
+)
+
+# KEYS lease, source, destination; ARGV epoch, group, entry id, payload, destination's maxlen.
+# The entry ends here, with a word (a refusal, a final item) to whom it came from.
+SETTLE = Script(
+    _FENCE
+    + """
+if redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) == 0 then return nil end
+redis.call('XDEL', KEYS[2], ARGV[3])
+return redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[4])
+"""
+)
+
+# One step of one replica, whole: journal first, then each gateway's share, then what finished.
+# KEYS lease, journal, run, then one `out` per payload, then one record per finished request.
+# ARGV epoch, group, journal payload, out maxlen, record ttl s, number of outs, outs' payloads...,
+#      then for each finished: record, run entry id.
+# Answers the journal entry's id.
+PUBLISH = Script(
+    _FENCE
+    + """
+local id = redis.call('XADD', KEYS[2], '*', 'e', ARGV[3])
+local outs = tonumber(ARGV[6])
+for i = 1, outs do
+  redis.call('XADD', KEYS[3 + i], 'MAXLEN', '~', ARGV[4], '*', 'e', ARGV[6 + i])
+end
+local arg = 7 + outs
+for i = 4 + outs, #KEYS do
+  redis.call('SET', KEYS[i], ARGV[arg], 'EX', ARGV[5])
+  redis.call('XACK', KEYS[3], ARGV[2], ARGV[arg + 1])
+  redis.call('XDEL', KEYS[3], ARGV[arg + 1])
+  arg = arg + 2
+end
+return id
+"""
+)

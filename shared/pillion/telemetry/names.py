@@ -1,0 +1,210 @@
+"""Every name of a metric, span or attribute that Pillion emits. `docs/metrics.md` is generated from METRICS."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.37.0"
+"""The semantic conventions that the names below follow."""
+
+NAMESPACE = "pillion"
+PROVIDER = "pillion"
+
+Kind = Literal["counter", "gauge", "histogram"]
+Layer = Literal["gateway", "user", "queue", "scheduler", "executor", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric as scraped. A counter's name ends in `_total`; seconds and bytes everywhere."""
+
+    name: str
+    kind: Kind
+    layer: Layer
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+def _doubling(start: float, end: float) -> tuple[float, ...]:
+    buckets = [start]
+    while buckets[-1] * 2 <= end * 1.0001:
+        buckets.append(round(buckets[-1] * 2, 6))
+    return tuple(buckets)
+
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_TBT = (
+    0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+_STEP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
+_SHORT = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
+_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+
+_GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
+REQUEST_DURATION = Metric(
+    "gen_ai_server_request_duration_seconds", "histogram", "gateway",
+    "From the request's arrival at the gateway to the end of its answer.",
+    (*_GEN_AI, "error_type"), _doubling(0.01, 81.92),
+)  # fmt: skip
+TIME_TO_FIRST_TOKEN = Metric(
+    "gen_ai_server_time_to_first_token_seconds", "histogram", "gateway",
+    "From the request's arrival at the gateway to its first token (TTFT).", _GEN_AI, _TTFT,
+)  # fmt: skip
+TIME_PER_OUTPUT_TOKEN = Metric(
+    "gen_ai_server_time_per_output_token_seconds", "histogram", "gateway",
+    "Mean time between the tokens of a request after its first (TPOT).", _GEN_AI, _PER_TOKEN,
+)  # fmt: skip
+
+TIME_BETWEEN_TOKENS = Metric(
+    "pillion_time_between_tokens_seconds", "histogram", "user",
+    "Time between two consecutive tokens of one stream (TBT), preemption included.", (), _TBT,
+)  # fmt: skip
+REQUESTS_STARTED = Metric(
+    "pillion_requests_started_total", "counter", "user", "Requests that passed validation."
+)
+REQUESTS = Metric(
+    "pillion_requests_total", "counter", "user",
+    "Requests that ended: finished, aborted (client gone), failed or rejected.", ("outcome",),
+)  # fmt: skip
+REQUESTS_RUNNING = Metric("pillion_requests_running", "gauge", "user", "Requests started and not yet ended.")
+SLO_REQUESTS = Metric(
+    "pillion_slo_requests_total",
+    "counter",
+    "user",
+    "Requests that met or missed a target.",
+    ("target", "met"),
+)
+IGNORED_KEYS = Metric(
+    "pillion_ignored_keys_total", "counter", "user", "Unknown keys inside messages that were ignored."
+)
+
+QUEUE_REQUESTS = Metric(
+    "pillion_queue_requests",
+    "gauge",
+    "queue",
+    "Requests that wait in admission for a replica's credit.",
+    ("priority",),
+)
+SCHEDULING_DELAY = Metric(
+    "pillion_scheduling_delay_seconds", "histogram", "queue",
+    "From arrival to the first step that carries any of a sequence's tokens.", (), _TTFT,
+)  # fmt: skip
+REJECTIONS = Metric(
+    "pillion_rejections_total", "counter", "queue", "Requests refused by admission.", ("reason",)
+)
+PROMPT_TOKENS_ARRIVED = Metric(
+    "pillion_prompt_tokens_arrived_total", "counter", "queue", "Prompt tokens of requests that arrived."
+)
+PREFILL_RATE_LEFT = Metric(
+    "pillion_prefill_rate_left", "gauge", "queue",
+    "Prompt tokens per second that steps can carry beside the running decodes: f * (budget - decodes).",
+)  # fmt: skip
+
+STEP_TOKENS = Metric(
+    "pillion_step_tokens_total",
+    "counter",
+    "scheduler",
+    "Tokens computed, by kind: prefill or decode.",
+    ("kind",),
+)
+STEP_BUDGET_TOKENS = Metric(
+    "pillion_step_budget_tokens", "gauge", "scheduler", "The token budget of the latest step."
+)
+CHUNK_TOKENS = Metric("pillion_chunk_tokens", "histogram", "scheduler", "Prompt tokens a chunk.", (), _TOKENS)
+SEQUENCES = Metric("pillion_sequences", "gauge", "scheduler", "Sequences by state.", ("state",))
+PREEMPTIONS = Metric("pillion_preemptions_total", "counter", "scheduler", "Preemptions of running sequences.")
+RECOMPUTED_TOKENS = Metric(
+    "pillion_recomputed_tokens_total", "counter", "scheduler", "Tokens computed again after a preemption."
+)
+PREFIX_QUERIED_TOKENS = Metric(
+    "pillion_prefix_queried_tokens_total", "counter", "scheduler", "Prompt tokens asked of the prefix index."
+)
+PREFIX_HIT_TOKENS = Metric(
+    "pillion_prefix_hit_tokens_total", "counter", "scheduler", "Prompt tokens found in the prefix index."
+)
+BLOCKS = Metric("pillion_blocks", "gauge", "scheduler", "KV blocks: free, cached or referenced.", ("state",))
+SCHEDULE_SECONDS = Metric(
+    "pillion_schedule_seconds",
+    "histogram",
+    "scheduler",
+    "Time to handle one event, planning included.",
+    (),
+    _SHORT,
+)
+LATE_RESULTS = Metric(
+    "pillion_late_results_total", "counter", "scheduler", "Results for sequences that had ended before."
+)
+DEAD_LETTERS = Metric(
+    "pillion_dead_letters_total",
+    "counter",
+    "scheduler",
+    "Stream entries set aside: unreadable or delivered too often.",
+)
+
+STEP_SECONDS = Metric("pillion_step_seconds", "histogram", "executor", "Time of one step.", (), _STEP)
+STEP_GAP_SECONDS = Metric(
+    "pillion_step_gap_seconds",
+    "histogram",
+    "executor",
+    "Idle time between two steps while plans were expected.",
+    (),
+    _SHORT,
+)
+STEP_PART_SECONDS = Metric(
+    "pillion_step_part_seconds_total", "counter", "executor", "Time of steps by part.", ("part",)
+)
+FLOPS = Metric(
+    "pillion_flops_total",
+    "counter",
+    "executor",
+    "Floating point operations of the steps, counted from shapes.",
+)
+READ_BYTES = Metric(
+    "pillion_read_bytes_total",
+    "counter",
+    "executor",
+    "Bytes of weights and KV that the steps read, counted from shapes.",
+)
+
+BUILD_INFO = Metric("pillion_build_info", "gauge", "process", "Always 1.", ("service", "version"))
+
+METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
+
+# Spans
+SPAN_QUEUE = "queue"
+SPAN_PREFILL = "prefill"
+SPAN_DECODE = "decode"
+SPAN_EXECUTE_PREFILL = "execute prefill"
+SPAN_EXECUTE_DECODE = "execute decode"
+EVENT_CHUNK = "chunk"
+
+# Attributes of the `chat` span
+OPERATION_NAME = "gen_ai.operation.name"
+PROVIDER_NAME = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+REQUEST_TOP_P = "gen_ai.request.top_p"
+REQUEST_TOP_K = "gen_ai.request.top_k"
+REQUEST_SEED = "gen_ai.request.seed"
+REQUEST_STREAM = "gen_ai.request.stream"
+REQUEST_CHOICE_COUNT = "gen_ai.request.choice.count"
+REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
+REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
+RESPONSE_ID = "gen_ai.response.id"
+RESPONSE_MODEL = "gen_ai.response.model"
+RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+USAGE_CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
+ERROR_TYPE = "error.type"
+
+# Attributes of bus spans
+MESSAGING_SYSTEM = "messaging.system"
+MESSAGING_OPERATION_NAME = "messaging.operation.name"
+MESSAGING_OPERATION_TYPE = "messaging.operation.type"
+MESSAGING_DESTINATION_NAME = "messaging.destination.name"
+MESSAGING_MESSAGE_ID = "messaging.message.id"
+MESSAGING_CONSUMER_GROUP_NAME = "messaging.consumer.group.name"

@@ -1,0 +1,179 @@
+"""Text to token ids and back, on the `tokenizers` library; neither torch nor transformers."""
+
+import json
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
+
+from pillion.gateway.detokenizer import EACH_BYTE, Detokenizer
+from pillion.gateway.gguf_tokenizer import build_tokenizer
+from pillion.gateway.guard import MARK, Guard
+from pillion.modelfiles import Located, ModelFileError, SpecialTokens, special_tokens
+from pillion.modelfiles.gguf import GgufFile
+from pillion.modelfiles.texts import read_json
+
+_SPACE = "▁"
+
+
+class TextError(ValueError):
+    """Text that cannot be tokenized, because it is no valid Unicode."""
+
+
+class Tokenizer:
+    """One model's tokenizer. Immutable to its users; may be used from several threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._lock = threading.Lock()  # of the backend's one switch, which `_encode` sets
+        added = backend.get_added_tokens_decoder()
+        self.special = special
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.guard = Guard(token.content for token in added.values() if token.special)
+        self._to_bytes, self._errors, self._strip = _decoding(backend)
+        self._pieces: dict[int, bytes] = {}
+
+    def encode(self, text: str, *, add_special: bool = True, control: bool = False) -> list[int]:
+        """Token ids of a plain text. Raises TextError.
+
+        `add_special` adds what the model wants around a text (mostly a token that begins it). `control` reads control
+        tokens that stand in the text as such; otherwise they are text like any other.
+        """
+        return self._encode(text, add_special, control)
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Token ids of a rendered chat template: its control tokens count, those in users' text do not.
+
+        Nothing is added, since the template writes all. Raises TextError.
+        """
+        if MARK not in rendered:
+            return self._encode(rendered, add_special=False, control=True)
+        ids: list[int] = []
+        for piece, control in self.guard.split(rendered):
+            ids += self._encode(piece, add_special=False, control=control)
+        return ids
+
+    def _encode(self, text: str, add_special: bool, control: bool) -> list[int]:
+        try:
+            with self._lock:
+                self._backend.encode_special_tokens = not control
+                ids: list[int] = self._backend.encode(text, add_special_tokens=add_special).ids
+        except (UnicodeEncodeError, TypeError):
+            raise TextError("the text holds lone surrogates, which are no valid Unicode") from None
+        return ids
+
+    def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
+        """The whole text of some tokens; equal to what a `detokenizer` gives part by part."""
+        detokenizer = self.detokenizer(skip_special=skip_special)
+        return detokenizer.push(tokens) + detokenizer.flush()
+
+    def detokenizer(self, *, skip_special: bool = True, continues: bool = False) -> Detokenizer:
+        """A new one for one choice. `continues`: the tokens go on a text before them, so that a space which
+        SentencePiece-style models put in front of every word is kept at the start."""
+        skipped = self.special_ids if skip_special else frozenset()
+        return Detokenizer(self.piece, skipped, self._errors, None if continues else self._strip)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token stands for, maybe a part of a character; empty for an id without a token."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            text = self._backend.id_to_token(token) if 0 <= token < self.vocab_size else None
+            piece = b"" if text is None else self._to_bytes(text)
+            if 0 <= token < self.vocab_size:
+                self._pieces[token] = piece
+        return piece
+
+    def token(self, number: int) -> str:
+        """The token's bytes as text, U+FFFD for what is no whole character."""
+        return self.piece(number).decode("utf-8", "replace")
+
+
+def load_tokenizer(located: Located) -> Tokenizer:
+    """The tokenizer from tokenizer.json or from a GGUF file's metadata. Raises ModelFileError."""
+    special = special_tokens(located)
+    if located.kind == "gguf":
+        with GgufFile(located.path) as gguf:
+            return Tokenizer(build_tokenizer(gguf), special)
+    return Tokenizer(_from_folder(located.path, special), special)
+
+
+def _from_folder(folder: Path, special: SpecialTokens) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelFileError(
+            f"{folder} has no tokenizer.json; make one with transformers: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the library raises Exception itself
+        raise ModelFileError(f"{path} is no tokenizer ({error}); fetch it again") from None
+    # Where the configuration says so outright, it overrules the file's own post-processing.
+    wanted = read_json(folder / "tokenizer_config.json", optional=True).get("add_bos_token")
+    if isinstance(wanted, bool) and special.bos is not None:
+        bos = backend.token_to_id(special.bos)
+        if bos is not None and (bos in backend.encode("", add_special_tokens=True).ids) is not wanted:
+            backend.post_processor = processors.TemplateProcessing(
+                single=f"{special.bos} $A" if wanted else "$A",
+                special_tokens=[(special.bos, bos)] if wanted else [],
+            )
+    return backend
+
+
+ToBytes = Callable[[str], bytes]
+
+
+def _decoding(backend: tokenizers.Tokenizer) -> tuple[ToBytes, str, Callable[[bytes], bytes] | None]:
+    """How the backend's decoder works: token to bytes, what to do with invalid UTF-8, what the first piece loses."""
+    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
+    kinds = [step.get("type") for step in steps]
+    if "ByteLevel" in kinds:
+        return _byte_level, "replace", None
+    if kinds == ["Metaspace"]:
+        drops = steps[0].get("prepend_scheme", "always") != "never"
+        mark = str(steps[0].get("replacement", _SPACE))
+        # Of the first token every space is dropped.
+        return (
+            lambda text: text.replace(mark, " ").encode(),
+            "replace",
+            (lambda piece: piece.replace(b" ", b"")) if drops else None,
+        )
+    if set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"} and "Replace" in kinds:
+        strips = any(step.get("type") == "Strip" and step.get("start") for step in steps)
+        return _byte_fallback, EACH_BYTE, (lambda piece: piece.removeprefix(b" ")) if strips else None
+    raise ModelFileError(
+        f"the tokenizer's decoder ({', '.join(map(str, kinds))}) is of a kind that is not supported"
+    )
+
+
+def _byte_fallback(text: str) -> bytes:
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        try:
+            return bytes([int(text[3:5], 16)])
+        except ValueError:
+            return text.encode()
+    return text.replace(_SPACE, " ").encode()
+
+
+def _byte_level(text: str) -> bytes:
+    try:
+        return bytes([_BYTES[character] for character in text])
+    except KeyError:  # an added token, which is written as itself
+        return text.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte: itself where it is visible Latin-1, else one from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+
+
+_BYTES = _byte_alphabet()

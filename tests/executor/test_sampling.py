@@ -10,6 +10,7 @@ import torch
 from pillion.contracts import executor_pb2
 from pillion.contracts.entries import Sampling
 from pillion.executor import filters
+from pillion.executor.penalties import History
 from pillion.executor.random import philox, uniform
 from pillion.executor.sampling import Sampler, from_wire, logprob
 
@@ -166,10 +167,45 @@ def test_greedy_takes_the_lowest_of_equal_ids() -> None:
 
 def test_a_cold_temperature_is_greedy() -> None:
     rows = logits(64)
+    rows[:, 7] = 100.0
+    rows[:, 8] = 100.0 - 1e-5  # a draw would take it now and then
     sampler = Sampler(V, END)
     for slot in range(64):
         sampler.add(slot, Sampling(seed=slot, temperature=9e-6), 0, [3], 1)
-    assert sampler.sample(rows, range(64), [0] * 64).tokens == rows.argmax(1).tolist()
+    assert sampler.sample(rows, range(64), [0] * 64).tokens == [7] * 64
+
+
+def test_positions_of_one_sequence_are_independent_draws() -> None:
+    row = logits(1, seed=3)[0]
+    expected = oracle(row.numpy(), CASES["top-k"], [], [])
+    sampler = Sampler(V, END)
+    sampler.add(0, CASES["top-k"], 0, [1], 1)
+    draws = sampler.sample(row.expand(DRAWS, -1), [0] * DRAWS, range(DRAWS))
+    counts = np.bincount(draws.tokens, minlength=V)
+    kept = expected > 0
+    assert counts[kept].sum() == DRAWS
+    wanted = expected[kept] * DRAWS
+    assert ((counts[kept] - wanted) ** 2 / wanted).sum() < 22.5  # 6 degrees of freedom, 0.1 %
+
+
+@pytest.mark.parametrize("name", ["repetition", "frequency", "presence", "negative penalties", "all"])
+def test_penalties_change_the_logits_as_described(name: str) -> None:
+    sampling = CASES[name]
+    row = logits(1, seed=8)[0].numpy()
+    row[[11, 13]] = [-1.5, 1.5]
+    prompt, output = [11, 12, 13, 13], [13, 14, 14, 14, 15, 11]
+    expected = row.astype(np.float64)
+    for token in {*prompt, *output}:
+        r = sampling.repetition_penalty
+        expected[token] = expected[token] / r if expected[token] > 0 else expected[token] * r
+    for token, count in Counter(output).items():
+        expected[token] -= sampling.frequency_penalty * count + sampling.presence_penalty
+    history = History(np.array(prompt + output[:2], np.int32), len(prompt))
+    for token in output[2:]:
+        history.note(token)
+    assert np.count_nonzero(expected != row) >= 4
+    history.penalize(row, sampling)
+    np.testing.assert_allclose(row, expected, rtol=1e-6)
 
 
 MIXED = (

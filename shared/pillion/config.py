@@ -128,6 +128,7 @@ class Scheduler(Section, frozen=True):
             pattern="^(stretch|turns)$",
         ),
     ] = "stretch"
+    priority_ageing: Annotated[float, Meta(description="seconds of waiting that weigh as much as one level of priority", gt=0)] = 10.0
     lease_seconds: Annotated[
         float, Meta(description="life of the replica's lease without renewal, seconds", gt=0)
     ] = 3.0

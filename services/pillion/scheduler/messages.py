@@ -25,6 +25,7 @@ class Submitted:
 
     request: Request
     done: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    ended: tuple[int, ...] = ()  # choices whose last item the journal has; they do not run again
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class StepDone:
     step: int
     rows: tuple[RowResult, ...]
     seconds: float
+    gap_seconds: float = 0.0  # how long the executor was idle before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +149,36 @@ class WakeAt:
 
 
 Command = SendPlan | Publish | Refuse | WakeAt
+
+# --- what the core looks like ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """For heartbeats and metrics. Counts are totals since the core was made, over all executors."""
+
+    max_model_len: int  # what executor and pool can hold; 0 while no executor is attached
+    uncomputed: int  # known tokens of accepted sequences that are in no plan yet
+    waiting: int  # sequences
+    prefilling: int
+    decoding: int
+    blocks: int  # that can be given out
+    free_blocks: int
+    cached_blocks: int
+    referenced_blocks: int
+    in_flight: int  # plans
+    overdue: float  # seconds that the oldest step in flight is past its predicted end
+    steps: int
+    failed_steps: int
+    preemptions: int
+    recomputed_tokens: int
+    queried_tokens: int  # that the prefix index was asked for
+    hit_tokens: int
+    late_results: int  # for sequences that had ended
+    budget: int  # of the last plan
+    decode_tokens: int  # of the last plan
+    prefill_tokens: int  # of the last plan
+
+    @property
+    def running(self) -> int:
+        return self.prefilling + self.decoding

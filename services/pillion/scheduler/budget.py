@@ -1,0 +1,63 @@
+"""How many tokens the next step may compute, and how many of them may be decodes."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from pillion.config import Scheduler
+from pillion.contracts.entries import Facts
+
+from .cost import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    tokens: int  # rows of the step
+    decodes: int  # of which at most so many decodes
+
+
+class Budget:
+    """The largest multiple of the tile whose predicted time keeps the target."""
+
+    def __init__(self, settings: Scheduler, facts: Facts) -> None:
+        self.tile = min(settings.tile or facts.tile, facts.max_step_tokens)
+        self.cost = CostModel(self.tile)
+        self._most = facts.max_step_tokens
+        self._cap = min(settings.max_num_batched_tokens or self._most, self._most)
+        self._target = settings.slo_tbt
+        self._grown = settings.max_step_seconds or 2 * settings.slo_tbt
+        self._share = settings.min_prefill_share
+        self._turns = settings.prefill_guard == "turns"
+
+    def allow(self, decodes: int, context: int, prefill_start: int | None) -> Allowance:
+        """`context`: the decodes' positions in all. `prefill_start`: where the first prompt goes on, if any.
+
+        A minimum share for prompts holds against decodes and against the time target: the step is stretched
+        over the budget, or decodes take turns. Nothing goes over the executor's own limit.
+        """
+        budget = self._within(self._target if decodes else self._grown, decodes, context, prefill_start or 0)
+        if prefill_start is None:
+            tokens = max(budget, min(decodes, self._most))
+            return Allowance(tokens, min(decodes, tokens))
+        share = ceil(self._share * budget)
+        if decodes + share <= budget:
+            return Allowance(budget, decodes)
+        if self._turns:
+            tokens = max(budget, min(share + 1, self._most))
+        else:
+            # The rows up to the next tile cost nothing.
+            tokens = min(-(-(decodes + share) // self.tile) * self.tile, self._most)
+        return Allowance(tokens, min(decodes, max(tokens - share, 1)))
+
+    def _within(self, seconds: float, decodes: int, context: int, start: int) -> int:
+        tile = self.tile
+        if self._cap < tile:
+            return self._cap
+        low, high = 1, self._cap // tile
+        while low < high:
+            middle = (low + high + 1) // 2
+            chunk = max(middle * tile - decodes, 0)
+            if self.cost.predict(middle * tile, context + chunk * (start + chunk / 2)) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low * tile

@@ -1,0 +1,467 @@
+"""The scheduler's core: events in, commands out. It owns the plans in flight and decides when to plan.
+
+Pure: no I/O, no clock, no randomness. The same events at the same times give the same commands, in the
+service, in the simulator and in tests.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from pillion.config import Scheduler
+from pillion.contracts.entries import Facts, Refusal, Request, Tokens
+
+from . import policies
+from .blocks import Pool
+from .budget import Budget
+from .messages import (
+    Cancelled,
+    Command,
+    Connected,
+    Disconnected,
+    Draining,
+    Event,
+    Plan,
+    Publish,
+    Refuse,
+    RowResult,
+    SendPlan,
+    Snapshot,
+    StepDone,
+    StepFailed,
+    Submitted,
+    WakeAt,
+    Woken,
+)
+from .plan import Draft
+from .prefix import Hash
+from .roster import SUSPECT, Counters, Queue, Roster
+from .sequence import Change, Sequence, State
+
+IN_FLIGHT = 2  # plans: one runs, the next is there before it ends
+HOPELESS = SUSPECT + 2  # failed steps, the last two alone, after which a sequence is at fault
+LEAD_MIN, LEAD_MAX = 0.001, 0.050  # seconds
+LEAD_FALL = 0.99  # the lead shrinks by so much a step until the executor is seen idle
+
+
+@dataclass(slots=True)
+class Live:
+    """A request of which at least one choice has not ended."""
+
+    request: Request
+    sequences: list[Sequence]
+    left: int  # choices that have not ended
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan that was sent and has not returned."""
+
+    step: int
+    rows: list[Sequence]
+    tokens: int
+    pairs: float
+    release: tuple[int, ...]
+    sent: float
+    predicted: float  # seconds that the step takes
+    pipelined: bool  # sent while another was in flight
+    lost: bool = False  # a step before it failed, so its results mean nothing
+
+
+@dataclass(slots=True)
+class Outbox:
+    """What one event leads to. Plans go first: an executor may be idle."""
+
+    plans: list[Command] = field(default_factory=list)
+    refusals: list[Command] = field(default_factory=list)
+    items: list[Tokens] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+
+    def commands(self, step: int) -> list[Command]:
+        commands = self.plans + self.refusals
+        if self.items or self.finished:
+            commands.append(Publish(step, tuple(self.items), tuple(self.finished)))
+        return commands
+
+
+class Core:
+    """One replica. Not thread-safe; `now` is in seconds of any clock that does not go back."""
+
+    def __init__(self, settings: Scheduler, hash_block: Hash = hash) -> None:
+        """Raises policies.UnknownPolicy."""
+        self._settings = settings
+        self._hash = hash_block
+        self._policy = policies.make(settings.policy)
+        self._counters = Counters()
+        self._requests: dict[str, Live] = {}
+        self._waiting = Queue()
+        self._order = 0
+        self._draining = False
+        self._facts: Facts | None = None
+        self._roster: Roster | None = None  # these two are there while an executor is attached
+        self._budget: Budget | None = None
+        self._flights: deque[Flight] = deque()
+        self._step = 0  # the last that was sent
+        self._started = 0.0  # when the oldest step in flight began, as far as is known
+        self._lead = LEAD_MIN
+        self._woken_at: float | None = None
+        self._last: Plan | None = None
+
+    # --- events ------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Takes in what happened and says what to do. Events that name what is gone are ignored."""
+        out = Outbox()
+        match event:
+            case StepDone():
+                self._step_done(event, now, out)
+            case Submitted():
+                self._submitted(event, out)
+            case Cancelled():
+                self._cancelled(event, out)
+            case StepFailed():
+                self._step_failed(event, now, out)
+            case Connected():
+                self._connected(event.facts, out)
+            case Disconnected():
+                self._disconnected(out)
+            case Draining():
+                self._draining = True
+            case Woken():
+                self._woken_at = None
+        self._plan(now, out)
+        commands = out.commands(self._roster.returned if self._roster else 0)
+        wake = self._wake(now)
+        if wake is not None:
+            commands.append(wake)
+        return commands
+
+    def _connected(self, facts: Facts, out: Outbox) -> None:
+        if self._roster is not None:
+            self._disconnected(out)
+        settings = self._settings
+        pool = Pool(facts.num_blocks, facts.block_size, settings.enable_prefix_caching, self._hash)
+        slots = min(settings.max_num_seqs, facts.max_num_seqs)
+        self._facts = facts
+        self._roster = Roster(self._waiting, pool, slots, settings.watermark, self._counters)
+        self._budget = Budget(settings, facts)
+        self._step = 0
+        for live in list(self._requests.values()):
+            self._fit(live, out)
+
+    def _disconnected(self, out: Outbox) -> None:
+        if self._roster is None:
+            return
+        named = self._flights[0].rows if self._flights else []
+        self._flights.clear()
+        self._woken_at = None
+        self._roster.dissolve()
+        self._roster = self._budget = self._facts = None
+        self._blame(named, "the executor was lost", out)
+
+    def _submitted(self, event: Submitted, out: Outbox) -> None:
+        request = event.request
+        if request.id in self._requests:
+            return  # delivered again
+        if self._draining:
+            message = "this replica is going down; send the request again"
+            out.refusals.append(
+                Refuse(
+                    Refusal(request.id, 503, message, "overloaded_error", retry_after=1.0), request.gateway
+                )
+            )
+            return
+        choices = [choice for choice in range(len(request.prompts) * request.n) if choice not in event.ended]
+        sequences = [self._sequence(request, choice, event.done.get(choice, ())) for choice in choices]
+        if not sequences:
+            out.finished.append(request.id)
+            return
+        live = self._requests[request.id] = Live(request, sequences, len(sequences))
+        for sequence in sequences:
+            self._waiting.join(sequence)
+        self._fit(live, out)
+
+    def _sequence(self, request: Request, choice: int, done: tuple[int, ...]) -> Sequence:
+        self._order += 1
+        return Sequence(
+            request,
+            choice,
+            done=done,
+            max_tokens=request.max_tokens or 1,
+            order=self._order,
+            ageing=self._settings.priority_ageing,
+        )
+
+    def _cancelled(self, event: Cancelled, out: Outbox) -> None:
+        live = self._requests.get(event.request)
+        for sequence in live.sequences if live else ():
+            if sequence.state is not State.ENDED and event.choice in (None, sequence.choice):
+                self._finish(sequence, "cancelled", out)
+
+    def _step_done(self, event: StepDone, now: float, out: Outbox) -> None:
+        flight = self._land(event.step, now)
+        if flight is None or flight.lost:
+            self._counters.late_results += len(event.rows)
+            return
+        assert self._roster is not None and self._budget is not None
+        self._counters.steps += 1
+        self._budget.cost.learn(flight.tokens, flight.pairs, event.seconds)
+        self._adjust_lead(
+            event.gap_seconds if flight.pipelined else now - flight.sent - event.seconds, flight
+        )
+        by_incarnation = self._roster.by_incarnation
+        for row in event.rows:
+            sequence_or_none = by_incarnation.get(row.incarnation)
+            if sequence_or_none is None:
+                self._counters.late_results += 1
+            else:
+                self._result(self._roster, sequence_or_none, row, event.step, out)
+
+    def _result(self, roster: Roster, sequence: Sequence, row: RowResult, step: int, out: Outbox) -> None:
+        computed = len(sequence.tokens)  # the KV of all tokens before the new ones is there
+        if sequence.state is State.DECODING and not computed % roster.pool.block_size:
+            roster.enter(sequence, computed, step)
+        position = sequence.output
+        sequence.tokens += row.tokens
+        sequence.failures = 0
+        finish = row.finish
+        if finish is None and sequence.output >= sequence.max_tokens:
+            finish = "length"
+        out.items.append(
+            Tokens(
+                request=sequence.request.id,
+                choice=sequence.choice,
+                position=position,
+                tokens=row.tokens,
+                finish=finish,
+                stop_token=row.tokens[-1] if finish == "stop" and row.tokens else None,
+                cached=sequence.cached or 0,
+                logprobs=row.logprobs,
+                error=row.error,
+            )
+        )
+        if finish is not None:
+            self._end(sequence, out)
+
+    def _step_failed(self, event: StepFailed, now: float, out: Outbox) -> None:
+        flight = self._land(event.step, now)
+        if flight is None or flight.lost:
+            return
+        assert self._roster is not None
+        self._counters.failed_steps += 1
+        self._roster.release_again(flight.release)
+        for later in self._flights:
+            later.lost = True
+            self._roster.release_again(later.release)
+        self._roster.lose(flight.step)
+        self._blame(flight.rows, event.message, out)
+
+    def _land(self, step: int, now: float) -> Flight | None:
+        """The oldest plan in flight when it is this step. They return in order."""
+        if self._roster is None or not self._flights or self._flights[0].step != step:
+            return None
+        self._started = now
+        self._roster.returned = step
+        return self._flights.popleft()
+
+    def _blame(self, named: list[Sequence], message: str, out: Outbox) -> None:
+        """A step failed. Who was in several is run alone; who fails alone as well is at fault and ends."""
+        for sequence in named:
+            sequence.failures += 1
+            if sequence.failures >= HOPELESS and sequence.state is not State.ENDED:
+                self._finish(sequence, "error", out, f"the step failed each time: {message}")
+
+    # --- life of requests --------------------------------------------------------------------------
+
+    def _fit(self, live: Live, out: Outbox) -> None:
+        """Refuses what can never run on this executor; sets how far each choice may go."""
+        if self._facts is None:
+            return
+        refusal = self._refusal(live.request)
+        if refusal is not None and not any(sequence.output for sequence in live.sequences):
+            for sequence in live.sequences:
+                self._drop(sequence)
+            del self._requests[live.request.id]
+            out.refusals.append(Refuse(refusal, live.request.gateway))
+            return
+        for sequence in live.sequences:
+            if sequence.state is State.ENDED:
+                continue
+            if refusal is not None:
+                self._finish(sequence, "error", out, refusal.message)
+                continue
+            sequence.allow(live.request.max_tokens or self.max_model_len - sequence.prompt_length)
+            if sequence.output >= sequence.max_tokens:
+                self._finish(sequence, "length", out)
+
+    def _refusal(self, request: Request) -> Refusal | None:
+        limit = self.max_model_len
+        longest = max((len(prompt) for prompt in request.prompts), default=0)
+        output = request.max_tokens
+
+        def refuse(message: str, param: str, code: str | None = None) -> Refusal:
+            return Refusal(request.id, 400, message, param=param, code=code)
+
+        if not all(request.prompts) or not longest:
+            return refuse("the prompt is empty; give at least one token", "prompt")
+        if output is not None and output < 1:
+            return refuse(f"max_tokens is {output}; it must be at least 1", "max_tokens")
+        if longest + (output or 1) <= limit:
+            return None
+        assert self._facts is not None
+        why = "" if limit == self._facts.max_model_len else ", what its KV cache can hold"
+        advice = f"the prompt has {longest}" + (
+            f" and max_tokens is {output}" if output else "; one must be left"
+        )
+        return refuse(
+            f"this model takes at most {limit} tokens, prompt and output together{why}; {advice}",
+            "prompt" if longest >= limit else "max_tokens",
+            "context_length_exceeded",
+        )
+
+    def _finish(self, sequence: Sequence, finish: str, out: Outbox, error: str | None = None) -> None:
+        """Ends the sequence by our own decision."""
+        out.items.append(
+            Tokens(
+                request=sequence.request.id,
+                choice=sequence.choice,
+                position=sequence.output,
+                tokens=(),
+                finish=finish,
+                cached=sequence.cached or 0,
+                error=error,
+            )
+        )
+        self._end(sequence, out)
+
+    def _end(self, sequence: Sequence, out: Outbox) -> None:
+        self._drop(sequence)
+        live = self._requests[sequence.request.id]
+        live.left -= 1
+        if not live.left:
+            del self._requests[sequence.request.id]
+            out.finished.append(sequence.request.id)
+
+    def _drop(self, sequence: Sequence) -> None:
+        if self._roster is not None:
+            self._roster.end(sequence)
+        else:
+            self._waiting.remove(sequence)
+            sequence.change(Change.END)
+
+    # --- plans -------------------------------------------------------------------------------------
+
+    def _plan(self, now: float, out: Outbox) -> None:
+        """Sends what is due: the next step as late as is safe, so that arrivals need not wait a step more."""
+        while self._due(now):
+            plan = self._compose(now)
+            if plan is None:
+                return
+            out.plans.append(SendPlan(plan))
+
+    def _due(self, now: float) -> bool:
+        if self._roster is None or len(self._flights) >= IN_FLIGHT:
+            return False
+        return not self._flights or self._flights[0].lost or now >= self._deadline()
+
+    def _deadline(self) -> float:
+        """When the next plan must be made, if one is in flight."""
+        return self._started + self._flights[0].predicted - self._lead
+
+    def _wake(self, now: float) -> WakeAt | None:
+        if (
+            self._roster is None
+            or len(self._flights) != 1
+            or self._due(now)
+            or self._deadline() == self._woken_at
+        ):
+            return None
+        if not self._requests:
+            return None
+        self._woken_at = self._deadline()
+        return WakeAt(self._woken_at)
+
+    def _compose(self, now: float) -> Plan | None:
+        assert self._roster is not None and self._budget is not None
+        while True:
+            draft = Draft(self._step + 1)
+            allowed = self._policy.compose(self._roster, draft, self._budget)
+            if draft.rows:
+                break
+            running = self._roster.running
+            if self._flights or len(running) < 2:
+                return None
+            # Nobody can go on and nothing will return: the latest, lowest gives its blocks to the others.
+            prefilling = self._roster.prefilling
+            self._roster.preempt(max(prefilling or running, key=lambda sequence: sequence.rank), draft)
+        plan = draft.finish(self._roster.releases(), allowed)
+        self._step = draft.step
+        pairs = draft.pairs
+        if not self._flights:
+            self._started = now
+        self._flights.append(
+            Flight(
+                step=draft.step,
+                rows=draft.rows,
+                tokens=draft.tokens,
+                pairs=pairs,
+                release=plan.release,
+                sent=now,
+                predicted=self._budget.cost.predict(draft.tokens, pairs),
+                pipelined=bool(self._flights),
+            )
+        )
+        self._last = plan
+        return plan
+
+    def _adjust_lead(self, idle: float, flight: Flight) -> None:
+        """`idle`: the executor's wait for this plan, or the way to it and back when none was in flight."""
+        needed = idle + self._lead if flight.pipelined and idle > 0 else idle
+        self._lead = min(max(needed, self._lead * LEAD_FALL, LEAD_MIN), LEAD_MAX)
+
+    # --- what it looks like ------------------------------------------------------------------------
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens a sequence, prompt and output, that executor and pool can hold; 0 without an executor.
+
+        The last token is never computed, so it needs no KV.
+        """
+        if self._facts is None:
+            return 0
+        return min(self._facts.max_model_len, (self._facts.num_blocks - 1) * self._facts.block_size + 1)
+
+    def snapshot(self, now: float = 0.0) -> Snapshot:
+        """`now` is needed for `overdue` only."""
+        counters, roster, last = self._counters, self._roster, self._last
+        pool = roster.pool if roster else None
+        running = roster.running if roster else []
+        overdue = now - self._started - self._flights[0].predicted if self._flights else 0.0
+        return Snapshot(
+            max_model_len=self.max_model_len,
+            uncomputed=sum(len(s.tokens) for s in self._waiting)
+            + sum(len(s.tokens) - s.computed for s in (roster.prefilling if roster else ())),
+            waiting=len(self._waiting),
+            prefilling=len(roster.prefilling) if roster else 0,
+            decoding=len(running) - (len(roster.prefilling) if roster else 0),
+            blocks=pool.size if pool else 0,
+            free_blocks=pool.free if pool else 0,
+            cached_blocks=pool.cached if pool else 0,
+            referenced_blocks=pool.referenced if pool else 0,
+            in_flight=len(self._flights),
+            overdue=max(overdue, 0.0),
+            steps=counters.steps,
+            failed_steps=counters.failed_steps,
+            preemptions=counters.preemptions,
+            recomputed_tokens=counters.recomputed_tokens,
+            queried_tokens=counters.queried_tokens,
+            hit_tokens=counters.hit_tokens,
+            late_results=counters.late_results,
+            budget=last.budget if last else 0,
+            decode_tokens=last.decodes if last else 0,
+            prefill_tokens=last.tokens - last.decodes if last else 0,
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError unless every block and slot is where it must be. For tests."""
+        if self._roster is not None:
+            self._roster.check()

@@ -1,0 +1,106 @@
+"""A plan while it is made: rows are placed, seldom dropped, and then become one frozen Plan."""
+
+from .messages import Plan, Take
+from .sequence import Sequence
+
+
+class Draft:
+    """The rows of step `step`. Decodes are placed before chunks."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.rows: list[Sequence] = []
+        self.tokens = 0
+        self.decodes = 0
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+        self._samples: list[int] = []
+        self._taken: list[Sequence] = []
+
+    def decode(self, sequences: list[Sequence]) -> None:
+        """Grants each of these one token. Their blocks must reach to the position that is computed."""
+        step = self.step
+        starts = [sequence.computed for sequence in sequences]
+        for sequence in sequences:
+            sequence.computed += 1
+            sequence.step = step
+        self.rows += sequences
+        self._starts += starts
+        self._counts += [1] * len(sequences)
+        self._samples += [1] * len(sequences)
+        self.decodes += len(sequences)
+        self.tokens += len(sequences)
+
+    def chunk(self, sequence: Sequence, count: int) -> None:
+        """Computes the next `count` known tokens; samples when they are the last."""
+        self.rows.append(sequence)
+        self._starts.append(sequence.computed)
+        self._counts.append(count)
+        sequence.computed += count
+        sequence.step = self.step
+        self._samples.append(int(sequence.computed == len(sequence.tokens)))
+        self.tokens += count
+
+    def take(self, sequence: Sequence) -> None:
+        """The sequence gets its slot with this plan."""
+        self._taken.append(sequence)
+
+    def drop(self, sequence: Sequence) -> bool:
+        """Takes the sequence's row out. Returns whether its slot was to be taken by this plan."""
+        if sequence in self.rows:
+            row = self.rows.index(sequence)
+            self.tokens -= self._counts[row]
+            self.decodes -= row < self.decodes
+            for column in (self.rows, self._starts, self._counts, self._samples):
+                del column[row]
+        if sequence in self._taken:
+            self._taken.remove(sequence)
+            return True
+        return False
+
+    @property
+    def pairs(self) -> float:
+        """The step's attention work, as the cost model counts it."""
+        decodes = self.decodes
+        pairs = float(sum(self._starts[:decodes]))
+        for start, count in zip(self._starts[decodes:], self._counts[decodes:], strict=True):
+            pairs += count * (start + count / 2)
+        return pairs
+
+    def finish(self, release: list[int], budget: int) -> Plan:
+        """The plan. Marks the granted blocks as known to the executor."""
+        takes = []
+        for sequence in self._taken:
+            sequence.sent = len(sequence.blocks)
+            takes.append(
+                Take(
+                    slot=sequence.slot,
+                    incarnation=sequence.incarnation,
+                    request=sequence.request,
+                    choice=sequence.choice,
+                    tokens=tuple(sequence.tokens),
+                    prompt_length=sequence.prompt_length,
+                    blocks=tuple(sequence.blocks),
+                    max_tokens=sequence.max_tokens,
+                )
+            )
+        grants = [len(sequence.blocks) - sequence.sent for sequence in self.rows]
+        blocks: list[int] = []
+        if any(grants):
+            for sequence, granted in zip(self.rows, grants, strict=True):
+                if granted:
+                    blocks += sequence.blocks[sequence.sent :]
+                    sequence.sent += granted
+        return Plan(
+            step=self.step,
+            release=tuple(release),
+            take=tuple(takes),
+            slots=tuple([sequence.slot for sequence in self.rows]),
+            starts=tuple(self._starts),
+            counts=tuple(self._counts),
+            samples=tuple(self._samples),
+            block_counts=tuple(grants),
+            blocks=tuple(blocks),
+            decodes=self.decodes,
+            budget=budget,
+        )

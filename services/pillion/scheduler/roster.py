@@ -1,0 +1,270 @@
+"""Who waits, who runs, and what each holds: the only place where slots and blocks change hands."""
+
+from bisect import insort
+from dataclasses import dataclass
+from math import ceil
+
+from .blocks import Pool
+from .plan import Draft
+from .prefix import Entry
+from .sequence import Change, Sequence, State
+
+PROTECTED = 3  # preemptions after which a sequence is no victim of its own priority
+SUSPECT = 2  # failed steps after which a sequence runs alone, to tell it from its neighbours
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened so far; kept over executors."""
+
+    steps: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    late_results: int = 0
+    failed_steps: int = 0
+
+
+def _key(sequence: Sequence) -> tuple[float, int]:
+    return sequence.key
+
+
+class Queue(list[Sequence]):
+    """Waiting sequences by priority, ageing and arrival. It outlives the executor."""
+
+    def join(self, sequence: Sequence) -> None:
+        insort(self, sequence, key=_key)
+
+
+class Roster:
+    """The sequences of one attachment. A draft that is being made is told of each sequence that leaves."""
+
+    def __init__(self, waiting: Queue, pool: Pool, slots: int, watermark: float, counters: Counters) -> None:
+        self.waiting = waiting
+        self.pool = pool
+        self.counters = counters
+        self.prefilling = Queue()
+        self.decoding: list[Sequence] = []
+        self.by_incarnation: dict[int, Sequence] = {}
+        self.returned = 0  # the last step whose result is here
+        self.free_slots = list(range(slots - 1, -1, -1))
+        self._slots = slots
+        self._releasing: list[int] = []
+        self._watermark = ceil(watermark * pool.size)
+        self._incarnation = 0
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [*self.prefilling, *self.decoding]
+
+    @property
+    def busy(self) -> bool:
+        return len(self.free_slots) < self._slots
+
+    @property
+    def spare(self) -> int:
+        """Blocks a new prompt may count on: beside what running prefills still need and the watermark."""
+        if not self.busy:
+            return self.pool.available
+        owed = sum(self.pool.blocks_for(len(s.tokens)) - len(s.blocks) for s in self.prefilling)
+        return self.pool.available - owed - self._watermark
+
+    @property
+    def isolating(self) -> bool:
+        return any(sequence.failures >= SUSPECT for sequence in self.running)
+
+    def match(self, sequence: Sequence, draft: Draft) -> tuple[list[Entry], bool]:
+        """Cached blocks that continue the sequence, and whether its next block is computed by this draft.
+
+        At least one known token is always left to compute.
+        """
+        pool, done = self.pool, len(sequence.entries)
+        if not sequence.indexed or sequence.computed != done * pool.block_size:
+            return [], False
+        most = (len(sequence.tokens) - 1) // pool.block_size
+        return pool.index.match(
+            sequence.tokens, sequence.entries, most, sequence.request.cache_salt, draft.step
+        )
+
+    def need(self, sequence: Sequence, entries: list[Entry]) -> int:
+        """Blocks that the whole suffix takes from the available ones, revived cached ones included."""
+        pool = self.pool
+        return pool.blocks_for(len(sequence.tokens)) - len(entries) + pool.unreferenced(entries)
+
+    def admit(self, sequence: Sequence, entries: list[Entry], draft: Draft) -> None:
+        """The sequence takes a slot; it must be free."""
+        self.waiting.remove(sequence)
+        sequence.change(Change.ADMIT)
+        self.by_incarnation.pop(sequence.incarnation, None)
+        self._incarnation += 1
+        sequence.incarnation = self._incarnation
+        self.by_incarnation[sequence.incarnation] = sequence
+        sequence.slot = self.free_slots.pop()
+        self.prefilling.join(sequence)
+        draft.take(sequence)
+        self.counters.queried_tokens += len(sequence.tokens)
+        self.adopt(sequence, entries, draft)
+        if sequence.cached is None:
+            sequence.cached = min(sequence.computed, sequence.prompt_length)
+
+    def adopt(self, sequence: Sequence, entries: list[Entry], draft: Draft) -> None:
+        """Goes on behind these cached blocks; the sequence stands at a block border."""
+        if not entries:
+            return
+        size = self.pool.block_size
+        sequence.blocks += self.pool.share(entries)
+        sequence.entries += entries
+        sequence.capacity += size * len(entries)
+        sequence.computed += size * len(entries)
+        sequence.step = draft.step
+        self.counters.hit_tokens += size * len(entries)
+
+    def reachable(self, sequence: Sequence) -> int:
+        """The most tokens that the sequence can compute with the blocks there are."""
+        return sequence.capacity + self.pool.available * self.pool.block_size - sequence.computed
+
+    def reach(self, sequence: Sequence, position: int) -> None:
+        """Gives the sequence blocks for all positions before `position`. Raises OutOfBlocks."""
+        while sequence.capacity < position:
+            sequence.blocks.append(self.pool.take())
+            sequence.capacity += self.pool.block_size
+
+    def compute(self, sequence: Sequence, count: int, draft: Draft) -> None:
+        """Places a chunk. The blocks that it fills can be read by later plans."""
+        self.reach(sequence, sequence.computed + count)
+        draft.chunk(sequence, count)
+        self.enter(sequence, sequence.computed, draft.step)
+        if sequence.computed == len(sequence.tokens):
+            sequence.change(Change.WHOLE)
+            self.prefilling.remove(sequence)
+            self.decoding.append(sequence)
+
+    def enter(self, sequence: Sequence, computed: int, step: int) -> None:
+        """Enters the full blocks before position `computed` into the index."""
+        size, entries = self.pool.block_size, sequence.entries
+        while sequence.indexed and len(entries) < computed // size:
+            start = len(entries) * size
+            entry = self.pool.enter(
+                entries[-1] if entries else None,
+                tuple(sequence.tokens[start : start + size]),
+                sequence.request.cache_salt,
+                sequence.blocks[len(entries)],
+                step,
+            )
+            if entry is None:
+                sequence.indexed = False
+            else:
+                entries.append(entry)
+
+    def victim(self, sequence: Sequence, lower_only: bool) -> Sequence | None:
+        """The lowest-priority, latest-arrived running sequence that may lose its blocks to this one.
+
+        It comes after this one in rank, so the highest-priority oldest is never a victim. `lower_only`: only
+        of strictly lower priority.
+        """
+        victims = [
+            other
+            for other in self.running
+            if other.priority > sequence.priority
+            or (not lower_only and other.rank > sequence.rank and other.preemptions < PROTECTED)
+        ]
+        return max(victims, key=lambda other: other.rank, default=None)
+
+    def reclaimable(self, sequence: Sequence) -> int:
+        """At most so many blocks come to this one when all of strictly lower priority leave."""
+        victims = [other for other in self.running if other.priority > sequence.priority]
+        return sum(
+            self.pool.blocks_for(len(other.tokens)) if other.state is State.PREFILLING else len(other.blocks)
+            for other in victims
+        ) + (self._watermark if len(victims) == self._slots - len(self.free_slots) else 0)
+
+    def make_room(self, sequence: Sequence, draft: Draft) -> bool:
+        """Sees to it that one block is available to a decode, by preemption if need be."""
+        while not self.pool.available:
+            victim = self.victim(sequence, lower_only=False)
+            if victim is None:
+                return False
+            self.preempt(victim, draft)
+        return True
+
+    def preempt(self, sequence: Sequence, draft: Draft) -> None:
+        """Takes slot and blocks away. Results of sent plans still count; the row in the draft does not."""
+        sequence.preemptions += 1
+        self.counters.preemptions += 1
+        self.counters.recomputed_tokens += sequence.computed
+        never_taken = draft.drop(sequence)
+        for entry in sequence.entries:
+            if entry.step == draft.step:
+                self.pool.withdraw_entry(entry)
+        if sequence.step == draft.step:
+            sequence.step = draft.step - 1  # the last that may have named it
+        self._leave(sequence, Change.LEAVE, release=not never_taken)
+        self.waiting.join(sequence)
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence is over; whatever it held is free for later plans."""
+        if sequence.running:
+            self._leave(sequence, Change.END)
+        else:
+            self.waiting.remove(sequence)
+            sequence.change(Change.END)
+        self.by_incarnation.pop(sequence.incarnation, None)
+
+    def lose(self, since: int) -> None:
+        """Undoes the plans from step `since` on: all that they named or gave blocks to waits again.
+
+        Nothing that those plans were to write can be read any more, and their results name nobody.
+        """
+        self.pool.withdraw(since)
+        lost = [sequence for sequence in self.running if sequence.step >= since]
+        for sequence in lost:
+            self._leave(sequence, Change.LEAVE)
+            self.waiting.join(sequence)
+        for sequence in self.waiting:
+            if sequence.step >= since:
+                self.by_incarnation.pop(sequence.incarnation, None)
+
+    def dissolve(self) -> None:
+        """The executor is gone: everything waits again, with the tokens it has."""
+        for sequence in self.running:
+            sequence.change(Change.LEAVE)
+            sequence.clear()
+            self.waiting.join(sequence)
+        for sequence in self.waiting:
+            sequence.step = 0
+
+    def release_again(self, slots: tuple[int, ...]) -> None:
+        """The plan that released these slots failed, maybe before it did so."""
+        self._releasing += slots
+
+    def releases(self) -> list[int]:
+        """Slots that the next plan releases."""
+        slots = sorted(set(self._releasing))
+        self._releasing.clear()
+        return slots
+
+    def rotate(self, count: int) -> None:
+        """The first `count` decodes go to the end: they had their turn."""
+        self.decoding = self.decoding[count:] + self.decoding[:count]
+
+    def check(self) -> None:
+        """Raises AssertionError unless every block and slot is held by exactly those who say so."""
+        running = self.running
+        self.pool.check([sequence.blocks for sequence in running])
+        slots = [sequence.slot for sequence in running] + self.free_slots
+        assert sorted(slots) == list(range(self._slots)), "a slot is lost or held twice"
+        assert all(sequence.state is State.WAITING and not sequence.blocks for sequence in self.waiting)
+        assert self.waiting == sorted(self.waiting, key=_key)
+
+    def _leave(self, sequence: Sequence, change: Change, release: bool = True) -> None:
+        if sequence.state is State.PREFILLING:
+            self.prefilling.remove(sequence)
+        else:
+            self.decoding.remove(sequence)
+        sequence.change(change)
+        self.pool.give_back(sequence.blocks)
+        self.free_slots.append(sequence.slot)
+        if release:
+            self._releasing.append(sequence.slot)
+        sequence.clear()

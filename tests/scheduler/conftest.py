@@ -1,0 +1,371 @@
+"""Drives the core with a toy executor whose next token depends on every KV position it reads."""
+
+import random
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from pillion import config
+from pillion.contracts.entries import Facts, Request, Sampling
+from pillion.scheduler.core import Core
+from pillion.scheduler.messages import (
+    Cancelled,
+    Connected,
+    Disconnected,
+    Plan,
+    Publish,
+    Refuse,
+    RowResult,
+    SendPlan,
+    StepDone,
+    StepFailed,
+    Submitted,
+    WakeAt,
+    Woken,
+)
+
+VOCABULARY = 1000
+END = 999
+
+
+def facts(**changes) -> Facts:
+    values = {
+        "model": "toy",
+        "fingerprint": "toy",
+        "max_model_len": 4096,
+        "vocab_size": VOCABULARY,
+        "end_tokens": (END,),
+        "block_size": 16,
+        "num_blocks": 1025,
+        "max_num_seqs": 512,
+        "max_step_tokens": 8192,
+        "tile": 16,
+        "dtype": "none",
+        "backend": "toy",
+    }
+    return Facts(**(values | changes))
+
+
+def settings(**changes) -> config.Scheduler:
+    values = {"max_num_seqs": 256, "slo_tbt": 1.0}
+    return config.Scheduler(**(values | changes))
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    draw = random.Random(seed)
+    return tuple(draw.randrange(END) for _ in range(length))
+
+
+def request(id: str, *prompts: tuple[int, ...], seed: int = 0, **fields) -> Request:
+    values = {"gateway": "g", "model": "toy", "arrival": 0.0, "max_tokens": 8}
+    return Request(id=id, prompts=prompts, sampling=Sampling(seed=seed), **(values | fields))
+
+
+def chain(before: int, token: int) -> int:
+    return (before * 1_000_003 + token + 1) % (1 << 61)
+
+
+def draw(digest: int, request: Request, choice: int, position: int) -> int:
+    """The toy's sampling: of all tokens so far, the seed, the choice and the position."""
+    value = hash((digest, request.sampling.seed, choice, position))
+    return END if not request.sampling.ignore_eos and value % 41 == 0 else value % END
+
+
+def expected(request: Request, choice: int, max_model_len: int = 4096) -> tuple[tuple[int, ...], str]:
+    """What a choice brings when nothing disturbs it."""
+    tokens = request.prompts[choice // request.n]
+    most = request.max_tokens or max_model_len - len(tokens)
+    digest, output = 0, []
+    for token in tokens:
+        digest = chain(digest, token)
+    while True:
+        output.append(draw(digest, request, choice, len(output)))
+        digest = chain(digest, output[-1])
+        if output[-1] == END and not request.sampling.ignore_eos:
+            return tuple(output), "stop"
+        if len(output) == most:
+            return tuple(output), "length"
+
+
+@dataclass
+class Slot:
+    incarnation: int
+    request: Request
+    choice: int
+    tokens: list[int]
+    prompt_length: int
+    max_tokens: int
+    table: list[int]
+    ended: bool = False
+
+
+class Executor:
+    """Real KV bookkeeping: a cell holds what was written into it, and each read is compared with the tokens."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.slots: dict[int, Slot] = {}
+        self.cells: dict[tuple[int, int], object] = {}
+        self.rows_run = 0
+        self.last_step = 0
+        self.tainted_until = 0  # a step failed: plans that were sent before run on garbage
+
+    @property
+    def tainted(self) -> bool:
+        return self.last_step <= self.tainted_until
+
+    def run(self, plan: Plan) -> tuple[RowResult, ...]:
+        self._apply(plan)
+        results = []
+        for slot, start, count, sample in zip(
+            plan.slots, plan.starts, plan.counts, plan.samples, strict=True
+        ):
+            row = self._row(self.slots[slot], slot, start, count, sample)
+            if row is not None:
+                results.append(row)
+        return tuple(results)
+
+    def fail(self, plan: Plan) -> None:
+        """The step raises in mid-air: some of what it was to write is garbage."""
+        self._apply(plan)
+        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+            table = self.slots[slot].table
+            for position in range(start, start + count):
+                self.cells[self._cell(table, position)] = "garbage"
+
+    def _apply(self, plan: Plan) -> None:
+        assert plan.step == self.last_step + 1
+        self.last_step = plan.step
+        size = self.facts.block_size
+        for slot in plan.release:
+            self.slots.pop(slot, None)
+        for take in plan.take:
+            assert take.slot not in self.slots, "a slot was taken twice"
+            self.slots[take.slot] = Slot(
+                take.incarnation,
+                take.request,
+                take.choice,
+                list(take.tokens),
+                take.prompt_length,
+                take.max_tokens,
+                list(take.blocks),
+            )
+        granted = iter(plan.blocks)
+        for slot, count in zip(plan.slots, plan.block_counts, strict=True):
+            self.slots[slot].table += [next(granted) for _ in range(count)]
+        assert next(granted, None) is None
+        assert len(set(plan.slots)) == len(plan.slots)
+        # No block is written by two rows of a step, nor read by one while another writes it.
+        written: dict[int, int] = {}
+        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+            assert count > 0
+            for index in range(start // size, (start + count - 1) // size + 1):
+                block = self.slots[slot].table[index]
+                assert 0 < block < self.facts.num_blocks
+                assert written.setdefault(block, slot) == slot
+        for slot, start in zip(plan.slots, plan.starts, strict=True):
+            for block in self.slots[slot].table[: start // size]:
+                assert written.get(block, slot) == slot
+        assert sum(plan.counts) <= self.facts.max_step_tokens
+        assert all(count == 1 for count in plan.counts[: plan.decodes])
+
+    def _cell(self, table: list[int], position: int) -> tuple[int, int]:
+        size = self.facts.block_size
+        return table[position // size], position % size
+
+    def _row(self, slot: Slot, number: int, start: int, count: int, sample: int) -> RowResult | None:
+        if slot.ended:
+            return None
+        tokens = slot.tokens
+        if not self.tainted:
+            assert start + count <= len(tokens), "a row computes tokens that nobody knows"
+            assert sample == (start + count == len(tokens))
+        self.rows_run += count
+        digest = 0
+        for position in range(start + count):
+            token = tokens[position] if position < len(tokens) else -1
+            digest = chain(digest, token)
+            cell = self._cell(slot.table, position)
+            if position >= start:
+                self.cells[cell] = digest
+            elif not self.tainted:
+                assert self.cells.get(cell) == digest, f"slot {number} reads wrong KV at {position}"
+        if not sample:
+            return None
+        position = len(tokens) - slot.prompt_length
+        token = draw(digest, slot.request, slot.choice, position)
+        tokens.append(token)
+        finish = None
+        if token == END and not slot.request.sampling.ignore_eos:
+            finish = "stop"
+        elif position + 1 >= slot.max_tokens:
+            finish = "length"
+        slot.ended = finish is not None
+        return RowResult(number, slot.incarnation, (token,), finish)
+
+
+@dataclass
+class Stream:
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    cached: int = 0
+    error: str | None = None
+
+
+class Drive:
+    """A core and its executor in virtual time. `step_time` gives a plan's seconds."""
+
+    def __init__(
+        self, core: Core, the_facts: Facts | None = None, step_time=None, connect: bool = True
+    ) -> None:
+        self.core = core
+        self.facts = the_facts or facts()
+        self.step_time = step_time or (lambda plan: 0.001)
+        self.now = 0.0
+        self.executor: Executor | None = None
+        self.in_flight: deque[Plan] = deque()
+        self.plans: list[Plan] = []
+        self.events: list[tuple[object, float]] = []
+        self.streams: dict[tuple[str, int], Stream] = {}
+        self.finished: list[str] = []
+        self.refusals: dict[str, object] = {}
+        self.requests: dict[str, Request] = {}
+        self.wake: float | None = None
+        self.ends: float | None = None  # when the running step ends
+        self.times: dict[tuple[str, int], list[float]] = {}
+        self.arrived: dict[str, float] = {}
+        self.most_in_flight = 0
+        if connect:
+            self.connect()
+
+    def handle(self, event) -> None:
+        self.events.append((event, self.now))
+        for command in self.core.handle(event, self.now):
+            match command:
+                case SendPlan(plan):
+                    self.in_flight.append(plan)
+                    self.plans.append(plan)
+                    self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
+                    if len(self.in_flight) == 1:
+                        self.ends = self.now + self.step_time(plan)
+                case Publish(_, items, finished):
+                    for item in items:
+                        self._item(item)
+                    self.finished += finished
+                case Refuse(refusal):
+                    self.refusals[refusal.request] = refusal
+                case WakeAt(at):
+                    assert at > self.now
+                    self.wake = at
+        self.core.check()
+
+    def _item(self, item) -> None:
+        stream = self.streams.setdefault((item.request, item.choice), Stream())
+        assert stream.finish is None, "an item after the last"
+        assert item.position == len(stream.tokens), "a position is lost or doubled"
+        stream.tokens += item.tokens
+        stream.finish = item.finish
+        stream.cached = item.cached
+        stream.error = item.error
+        self.times.setdefault((item.request, item.choice), []).extend([self.now] * len(item.tokens))
+
+    def connect(self, the_facts: Facts | None = None) -> None:
+        self.facts = the_facts or self.facts
+        self.executor = Executor(self.facts)
+        self.handle(Connected(self.facts))
+
+    def disconnect(self) -> None:
+        self.executor = None
+        self.in_flight.clear()
+        self.ends = self.wake = None
+        self.handle(Disconnected())
+
+    def submit(self, *requests: Request) -> None:
+        for one in requests:
+            self.requests[one.id] = one
+            self.arrived[one.id] = self.now
+            self.handle(Submitted(one))
+
+    def resume(self, one: Request, done, ended=()) -> None:
+        """As after a restart: `done` is what the journal has."""
+        self.requests[one.id] = one
+        for choice, tokens in done.items():
+            self.streams[one.id, choice] = Stream(list(tokens))
+        self.handle(Submitted(one, done, ended))
+
+    def cancel(self, id: str, choice: int | None = None) -> None:
+        self.handle(Cancelled(id, choice))
+
+    def finish_step(self, fail: bool = False) -> Plan:
+        """The oldest plan returns."""
+        plan = self.in_flight.popleft()
+        if self.ends is not None:
+            self.now = max(self.now, self.ends)
+        seconds = self.step_time(plan)
+        self.ends = self.now + self.step_time(self.in_flight[0]) if self.in_flight else None
+        if fail:
+            self.executor.fail(plan)
+            self.executor.tainted_until = self.in_flight[-1].step if self.in_flight else 0
+            self.handle(StepFailed(plan.step, "toy failure"))
+        else:
+            rows = self.executor.run(plan)
+            self.handle(StepDone(plan.step, rows, seconds))
+        return plan
+
+    def until(self, time: float) -> None:
+        """Lets virtual time pass: wakes the core and ends steps when they are due."""
+        while True:
+            next_event = min((t for t in (self.wake, self.ends) if t is not None), default=None)
+            if next_event is None or next_event > time:
+                self.now = max(self.now, time)
+                return
+            self.advance()
+
+    def advance(self) -> bool:
+        """The next thing happens: a wake or the end of a step. False when nothing is to happen."""
+        if self.wake is not None and (self.ends is None or self.wake <= self.ends):
+            self.now, self.wake = max(self.now, self.wake), None
+            self.handle(Woken())
+            return True
+        if self.in_flight:
+            self.finish_step()
+            return True
+        return False
+
+    def run(self, limit: int = 20000) -> None:
+        """Until nothing is left to do."""
+        for _ in range(limit):
+            if not self.advance():
+                return
+        raise AssertionError(f"not finished after {limit} events: {self.core.snapshot()}")
+
+    def check_outputs(self, *ids: str) -> None:
+        """Each choice equals the undisturbed run."""
+        for id in ids or tuple(self.requests):
+            one = self.requests[id]
+            for choice in range(len(one.prompts) * one.n):
+                stream = self.streams[id, choice]
+                tokens, finish = expected(one, choice, self.core.max_model_len)
+                assert (tuple(stream.tokens), stream.finish) == (tokens, finish), (id, choice)
+            assert self.finished.count(id) == 1
+
+    def output(self, id: str, choice: int = 0) -> tuple[int, ...]:
+        return tuple(self.streams[id, choice].tokens)
+
+
+@pytest.fixture
+def toy():
+    """This module: the toy executor and its driver."""
+    return sys.modules[__name__]
+
+
+@pytest.fixture
+def make():
+    """A driver over a new core; settings and facts as dicts."""
+
+    def build(options=None, executor=None, step_time=None, connect=True, **core) -> Drive:
+        return Drive(Core(settings(**(options or {})), **core), facts(**(executor or {})), step_time, connect)
+
+    return build

@@ -1,1 +1,5 @@
-"""The oracle: float32, one sequence and one query at a time, nothing clever."""
+"""The oracle: each operation as its formula reads, in float32, one query at a time."""
+
+from pillion.kernels.reference.backend import ReferenceBackend
+
+__all__ = ["ReferenceBackend"]

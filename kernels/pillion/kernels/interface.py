@@ -1,0 +1,134 @@
+"""What a backend must offer. All shapes are in elements; T rows a step, S sequences, L layers.
+
+Heads are laid out for rotary embeddings as in their paper (arXiv 2104.09864, eq. 34): elements 2i and 2i + 1
+of a head turn together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can run, and what it likes best."""
+
+    devices: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...]
+    block_multiple: int  # a block size must be a multiple of it
+    block_size: int  # preferred
+    tile: int  # rows at whose multiples the GEMMs are efficient
+    row_invariant: (
+        bool  # a row's bits do not depend on the rows beside it, given the row counts it was checked for
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """A KV cache, block 0 included. Logically two tensors [L, num_blocks, block_size, kv_heads, head_size]."""
+
+    layers: int
+    num_blocks: int
+    block_size: int
+    kv_heads: int
+    head_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.layers * self.block_size * self.kv_heads * self.head_size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Which tokens a step computes, and where the keys of each sequence are.
+
+    Sequence s has the rows cu_seqlens_q[s]:cu_seqlens_q[s+1], which are its last tokens, at ascending
+    positions; its keys are the first seqused_k[s] positions of its block table, its own rows included. Rows
+    beyond cu_seqlens_q[S] are padding: their keys go to block 0 and their outputs mean nothing. What a block
+    holds beyond seqused_k is undefined, and may be NaN; a sequence writes a block from its first position on.
+    """
+
+    positions: Tensor  # int64 [T]
+    slot_mapping: Tensor  # int64 [T]: block * block_size + offset
+    cu_seqlens_q: Tensor  # int32 [S + 1]
+    seqused_k: Tensor  # int32 [S]
+    block_table: Tensor  # int32 [S, max_blocks]
+    query_lens: Sequence[int]  # the same on the host, so that nothing waits for the device
+    kv_lens: Sequence[int]
+
+
+class Cache(Protocol):
+    """Keys and values of all layers; the layout is the backend's own."""
+
+    shape: CacheShape
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values at the slots int64 [N], each [N, kv_heads, head_size]. For tests and transfers."""
+        ...
+
+
+class Linear(Protocol):
+    """x [T, in] times a prepared weight, plus bias: [T, out] in the weight's dtype."""
+
+    in_features: int
+    out_features: int
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Backend(Protocol):
+    """Kernels of one kind. An instance may hold scratch memory and serves one thread."""
+
+    name: str
+    build: str  # what the bits depend on beside torch: part of the fingerprint
+    capabilities: Capabilities
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
+        """Packs a weight [out, in]. `shared` says that the plain tensor stays in use, so no second copy is made."""
+        ...
+
+    def allocate_cache(self, shape: CacheShape) -> Cache:
+        """Raises ValueError for a block size that does not suit."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32, in the weight's dtype."""
+        ...
+
+    def rope_table(self, positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
+        """What `rope` needs of the positions int64 [T]; frequencies float32 [head_size / 2], radians a position.
+
+        Made once a step; `scale` multiplies the result (YaRN).
+        """
+        ...
+
+    def rope(self, x: Tensor, table: Tensor) -> Tensor:
+        """Turns the heads of x [T, heads, head_size]; float32 of the same shape."""
+        ...
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """silu(x[:, :n]) * x[:, n:] of x [T, 2n]."""
+        ...
+
+    def begin(self, cache: Cache, batch: AttentionBatch, heads: int) -> Any:
+        """Prepares a step's attention: what all layers have in common."""
+        ...
+
+    def attention(
+        self, step: Any, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None = None
+    ) -> Tensor:
+        """Writes k and v [T, kv_heads, head_size] to their slots, then attends causally.
+
+        q [T, heads, head_size], unscaled; a query at p sees the keys at positions > p - window. The result,
+        [T, heads * head_size] in the cache's dtype, is valid until the next call.
+        """
+        ...

@@ -1,0 +1,106 @@
+"""Every operation in its plainest form. Slow; what the other backends are compared with."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pillion.kernels.interface import AttentionBatch, CacheShape, Capabilities, Linear
+
+
+class ReferenceCache:
+    """K and V as the words say: [L, num_blocks, block_size, kv_heads, head_size]."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        self.shape = shape
+        size = (shape.layers, shape.num_blocks, shape.block_size, shape.kv_heads, shape.head_size)
+        self.k = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        self.v = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        return self.k[layer].flatten(0, 1)[slots], self.v[layer].flatten(0, 1)[slots]
+
+
+class ReferenceLinear:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # One product for each row: a row cannot depend on how many there are.
+        weight = self._weight.float()
+        rows = torch.stack([weight @ row for row in x.float()])
+        if self._bias is not None:
+            rows = rows + self._bias.float()
+        return rows.to(self._weight.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceStep:
+    cache: ReferenceCache
+    batch: AttentionBatch
+
+
+class ReferenceBackend:
+    name = "reference"
+    build = "reference-1"
+    capabilities = Capabilities(
+        devices=("cpu", "cuda"),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        block_multiple=1,
+        block_size=16,
+        tile=1,
+        row_invariant=True,
+    )
+
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
+        return ReferenceLinear(weight, bias)
+
+    def allocate_cache(self, shape: CacheShape) -> ReferenceCache:
+        return ReferenceCache(shape)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.float()
+        mean_square = x.pow(2).sum(-1, keepdim=True) / x.shape[-1]
+        return (x / torch.sqrt(mean_square + eps) * weight.float()).to(weight.dtype)
+
+    def rope_table(self, positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
+        angles = positions[:, None].float() * frequencies
+        return torch.stack([angles.cos(), angles.sin()]) * scale
+
+    def rope(self, x: Tensor, table: Tensor) -> Tensor:
+        cos, sin = table[:, :, None]
+        even, odd = x.float()[..., 0::2], x.float()[..., 1::2]
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        gate, up = x.float().chunk(2, -1)
+        return (gate * torch.sigmoid(gate) * up).to(x.dtype)
+
+    def begin(self, cache: ReferenceCache, batch: AttentionBatch, heads: int) -> ReferenceStep:
+        return ReferenceStep(cache, batch)
+
+    def attention(
+        self, step: ReferenceStep, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None = None
+    ) -> Tensor:
+        cache, batch, shape = step.cache, step.batch, step.cache.shape
+        cache.k[layer].flatten(0, 1)[batch.slot_mapping] = k.to(shape.dtype)
+        cache.v[layer].flatten(0, 1)[batch.slot_mapping] = v.to(shape.dtype)
+        heads = q.shape[1]
+        out = torch.zeros(len(q), heads * shape.head_size, dtype=shape.dtype, device=q.device)
+        row = 0
+        for sequence, (count, length) in enumerate(zip(batch.query_lens, batch.kv_lens, strict=True)):
+            for position in range(length - count, length):
+                first = 0 if window is None else max(0, position - window + 1)
+                seen = torch.arange(first, position + 1, device=q.device)
+                blocks = batch.block_table[sequence].long()[seen // shape.block_size]
+                keys, values = cache.read(layer, blocks * shape.block_size + seen % shape.block_size)
+                share = heads // shape.kv_heads
+                keys = keys.float().repeat_interleave(share, 1)
+                values = values.float().repeat_interleave(share, 1)
+                scores = torch.einsum("hd,khd->hk", q[row].float(), keys) * shape.head_size**-0.5
+                weights = torch.softmax(scores, -1)
+                out[row] = torch.einsum("hk,khd->hd", weights, values).flatten().to(shape.dtype)
+                row += 1
+        return out

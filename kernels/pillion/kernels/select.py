@@ -1,0 +1,52 @@
+"""Which backend runs: by what it can do, or as asked for; with the reason."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pillion.kernels.interface import Backend
+from pillion.kernels.reference import ReferenceBackend
+from pillion.kernels.torch import TorchBackend
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {
+    "torch": TorchBackend,
+    "reference": ReferenceBackend,
+}  # best first
+
+
+class NoBackend(ValueError):
+    """No backend, or not the one asked for, runs this. The message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    backend: Backend
+    reason: str
+
+
+def select(name: str, dtype: torch.dtype, device: torch.device) -> Selected:
+    """`name` is `auto` or a backend's name. Raises NoBackend."""
+    if name != "auto" and name not in _BACKENDS:
+        raise NoBackend(f"there is no backend {name}; choose auto, {', '.join(_BACKENDS)}")
+    passed_over = []
+    for known, make in _BACKENDS.items():
+        if name not in ("auto", known):
+            continue
+        backend = make()
+        lack = _lack(backend, dtype, device)
+        if lack is None:
+            reason = "asked for" if name != "auto" else f"the best that runs {_name(dtype)} on {device.type}"
+            return Selected(backend, "; ".join([reason, *passed_over]))
+        passed_over.append(f"{known} does not run {lack}")
+    raise NoBackend(f"{'; '.join(passed_over)}; choose another --backend, --dtype or --device")
+
+
+def _lack(backend: Backend, dtype: torch.dtype, device: torch.device) -> str | None:
+    if device.type not in backend.capabilities.devices:
+        return f"on {device.type}"
+    return None if dtype in backend.capabilities.dtypes else _name(dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,304 @@
+"""Runs plans: one plan, one step, one result."""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pillion.config import Config, ConfigError, parse_bytes
+from pillion.contracts import executor_pb2
+from pillion.contracts.entries import Facts, TokenLogprob
+from pillion.executor.batch import Batch, Row
+from pillion.executor.memory import available_bytes, size_pool
+from pillion.executor.models.llama import Llama
+from pillion.executor.models.parallel import Alone, Shard
+from pillion.executor.models.spec import ModelSpec
+from pillion.executor.sampling import Sampler
+from pillion.executor.slots import BadPlan, Slots
+from pillion.kernels.interface import Backend, CacheShape
+from pillion.kernels.rows import RowCounts, candidates, check, sample_rows
+from pillion.kernels.select import NoBackend, select
+from pillion.modelfiles import Located
+
+DEFAULT_STEP_TOKENS = 512
+
+
+class Weights(Protocol):
+    """`pillion.executor.weights.Weights`, or whatever else holds tensors by their checkpoint's names."""
+
+    identity: str  # names the content
+
+    def get(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where the last step's time went, seconds."""
+
+    prepare: float  # the plan to buffers
+    forward: float  # all layers
+    logits: float
+    sample: float
+    tokens: int  # computed, padding left out
+    rows: int  # computed, padding included
+
+
+class Engine:
+    """One model, its KV cache and its slots. `run` and `reset` belong to one thread."""
+
+    def __init__(self, config: Config, spec: ModelSpec, weights: Weights, located: Located) -> None:
+        """Loads, packs and checks; the threads of torch are set before. Raises ConfigError with what to change."""
+        executor, scheduler = config.executor, config.scheduler
+        device = _device(executor.device)
+        dtype = _dtype(config.model.dtype, device)
+        try:
+            selected = select(executor.backend, dtype, device)
+        except NoBackend as error:
+            raise ConfigError(str(error)) from None
+        backend = self._backend = selected.backend
+        shard = Shard(0, 1, 0, spec.num_layers)
+        self._model = Llama(spec, weights, backend, dtype, device, shard, Alone())
+
+        max_num_seqs = scheduler.max_num_seqs
+        max_step_tokens = max(scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS, max_num_seqs)
+        block_size = executor.block_size or backend.capabilities.block_size
+        memory = executor.kv_cache_memory
+        shape = CacheShape(
+            self._model.layers, 1, block_size, self._model.kv_heads, spec.head_size, dtype, device
+        )
+        pool = size_pool(
+            block_bytes=shape.bytes,
+            block_size=block_size,
+            max_model_len=min(config.model.max_model_len or spec.max_position, spec.max_position),
+            max_num_seqs=max_num_seqs,
+            num_blocks=executor.num_kv_blocks,
+            memory=None if memory is None else parse_bytes(memory),
+            available=available_bytes(device, executor.gpu_memory_utilization),
+        )
+        try:
+            self._cache = backend.allocate_cache(replace(shape, num_blocks=pool.num_blocks))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        self._slots = Slots(max_num_seqs, pool.max_model_len, pool.num_blocks, block_size, spec.end_tokens)
+        self._batch = Batch(max_step_tokens, max_num_seqs, self._slots.tables.shape[1], device)
+        self._sampler = Sampler(spec.vocab_size, spec.end_tokens)
+        with torch.inference_mode():
+            self._rows, self._sample_rows = self._check_rows(max_step_tokens, max_num_seqs, dtype, device)
+        self.reason = selected.reason  # why this backend
+        self.notes = (*pool.notes, *_row_notes(self._rows, self._sample_rows))  # what the user should know
+        self.parts = Parts(0, 0, 0, 0, 0, 0)
+        self._facts = Facts(
+            model=config.model.served_model_name or located.name,
+            fingerprint=_fingerprint(weights.identity, dtype, device, backend, shard),
+            max_model_len=pool.max_model_len,
+            vocab_size=spec.vocab_size,
+            end_tokens=spec.end_tokens,
+            block_size=block_size,
+            num_blocks=pool.num_blocks,
+            max_num_seqs=max_num_seqs,
+            max_step_tokens=max_step_tokens,
+            tile=scheduler.tile or backend.capabilities.tile,
+            dtype=str(dtype).removeprefix("torch."),
+            backend=backend.name,
+            tp=shard.tp_size,
+            pp=1,
+        )
+
+    @property
+    def facts(self) -> Facts:
+        return self._facts
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        return self._cache.shape.bytes
+
+    def reset(self) -> None:
+        """Drops all slots."""
+        self._slots.clear()
+        self._sampler.clear()
+
+    def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult:
+        """Runs one step.
+
+        Raises BadPlan for a plan that names what cannot be. If it is raised by what the plan says of slots and
+        blocks, nothing was applied; if the step raises later, releases, takes and grants stand, and no token
+        was added to any sequence.
+        """
+        began = time.perf_counter()
+        self._slots.check(plan)
+        self._slots.apply(plan)
+        for slot in plan.release:
+            self._sampler.remove(slot)
+        failed = self._take(plan)
+        rows = self._rows_of(plan)
+        result = executor_pb2.StepResult(step=plan.step)
+        for slot, message in failed.items():
+            self._fail(result, slot, message)
+        if rows:
+            with torch.inference_mode():
+                self._compute(rows, result, began)
+        return result
+
+    def _take(self, plan: executor_pb2.Plan) -> dict[int, str]:
+        """Gives the taken slots their sampling state; the slots whose parameters cannot be, with the reason."""
+        failed = {}
+        for take in plan.take:
+            sequence = self._slots[take.slot]
+            tokens = self._slots.tokens[take.slot, : sequence.length]
+            try:
+                self._sampler.add(
+                    take.slot, sequence.sampling, sequence.choice, tokens, sequence.prompt_length
+                )
+            except ValueError as error:
+                failed[take.slot] = str(error)
+        return failed
+
+    def _rows_of(self, plan: executor_pb2.Plan) -> list[Row]:
+        """The plan's rows without those of ended sequences. Raises BadPlan for rows that cannot be computed."""
+        rows = []
+        for slot, start, count, sample in zip(plan.slot, plan.start, plan.count, plan.sample, strict=True):
+            sequence = self._slots[slot]
+            if sequence.finish != executor_pb2.RUNNING:
+                continue
+            end = start + count
+            if count < 1 or end > sequence.length or (sample and end != sequence.length) or sample > 1:
+                raise BadPlan(
+                    f"slot {slot}: positions {start} to {end - 1} (sample {sample}) of {sequence.length} tokens"
+                )
+            if end > sequence.blocks * self._slots.block_size:
+                raise BadPlan(f"slot {slot}: position {end - 1} is beyond its {sequence.blocks} blocks")
+            if sequence.computed is None:
+                sequence.computed = start  # what lies before it was found in the prefix index
+            if start > sequence.computed:
+                raise BadPlan(
+                    f"slot {slot}: position {start} follows {sequence.computed}, which is not computed"
+                )
+            rows.append(Row(slot, start, count, bool(sample)))
+        if sum(row.count for row in rows) > self._facts.max_step_tokens:
+            raise BadPlan(
+                f"{sum(row.count for row in rows)} tokens; {self._facts.max_step_tokens} are the most a step"
+            )
+        return rows
+
+    def _compute(self, rows: Sequence[Row], result: executor_pb2.StepResult, began: float) -> None:
+        padded = self._rows.up(sum(row.count for row in rows))
+        step = self._batch.fill(rows, self._slots, padded)
+        attention = self._backend.begin(self._cache, step.attention, self._model.heads)
+        prepared = time.perf_counter()
+        hidden = self._model.forward(step.token_ids, step.attention.positions, attention)
+        ran = time.perf_counter()
+        sampling = [row for row in rows if row.sample]
+        draws = None
+        judged = ran
+        if sampling:
+            chosen = hidden.new_zeros(self._sample_rows.up(len(sampling)), hidden.shape[1])
+            torch.index_select(hidden, 0, step.sample_rows, out=chosen[: len(sampling)])
+            logits = self._model.logits(chosen)[: len(sampling)]
+            judged = time.perf_counter()
+            draws = self._sampler.sample(
+                logits, [row.slot for row in sampling], [self._slots[row.slot].output for row in sampling]
+            )
+        # From here on nothing can raise: sequences change all together.
+        for row in rows:
+            self._slots[row.slot].computed = row.start + row.count
+        if draws is not None:
+            for index, row in enumerate(sampling):
+                if index in draws.errors:
+                    self._fail(result, row.slot, draws.errors[index])
+                else:
+                    self._add(result, row.slot, draws.tokens[index], draws.logprobs[index])
+        self.parts = Parts(
+            prepare=prepared - began,
+            forward=ran - prepared,
+            logits=judged - ran,
+            sample=time.perf_counter() - judged,
+            tokens=step.tokens,
+            rows=padded,
+        )
+
+    def _add(
+        self, result: executor_pb2.StepResult, slot: int, token: int, logprob: TokenLogprob | None
+    ) -> None:
+        self._sampler.note(slot, token)
+        finish = self._slots.append(slot, token)
+        result.slot.append(slot)
+        result.incarnation.append(self._slots[slot].incarnation)
+        result.token_count.append(1)
+        result.tokens.append(token)
+        result.finish.append(finish)
+        result.logprob_count.append(0 if logprob is None else 1)
+        if logprob is not None:
+            result.logprobs.append(
+                executor_pb2.Logprob(
+                    logprob=logprob.logprob,
+                    rank=logprob.rank,
+                    top_tokens=[token for token, _ in logprob.top],
+                    top_logprobs=[value for _, value in logprob.top],
+                )
+            )
+
+    def _fail(self, result: executor_pb2.StepResult, slot: int, message: str) -> None:
+        sequence = self._slots[slot]
+        sequence.finish = executor_pb2.ERROR
+        result.slot.append(slot)
+        result.incarnation.append(sequence.incarnation)
+        result.token_count.append(0)
+        result.finish.append(executor_pb2.ERROR)
+        result.logprob_count.append(0)
+        result.errors[slot] = message
+
+    def _check_rows(
+        self, most: int, most_samples: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[RowCounts, RowCounts]:
+        like = torch.empty(0, dtype=dtype, device=device)
+        if self._backend.name == "reference":
+            return RowCounts(tuple(range(1, most + 1))), RowCounts(tuple(range(1, most_samples + 1)))
+        layers = [(linear, sample_rows(linear.in_features, like)) for linear in self._model.linears]
+        head = self._model.head
+        return (
+            check(layers, candidates(most)),
+            check([(head, sample_rows(head.in_features, like))], candidates(most_samples)),
+        )
+
+
+def _row_notes(*found: RowCounts) -> list[str]:
+    return [
+        f"steps are padded to {rows.counts[-1]} rows: no smaller count gave the same bits; "
+        "another --dtype or --threads may"
+        for rows in found
+        if len(rows.counts) == 1 and rows.refused
+    ]
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "torch finds no CUDA device; set --device cpu, or install a driver and a CUDA build"
+        )
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16, unless the CPU would have to emulate it."""
+    if name == "auto":
+        native = device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _fingerprint(
+    identity: str, dtype: torch.dtype, device: torch.device, backend: Backend, shard: Shard
+) -> str:
+    """Names all that a token's bits depend on."""
+    unit = torch.backends.cpu.get_cpu_capability()
+    if device.type == "cuda":
+        unit = torch.cuda.get_device_name(device)
+    parts = (identity, dtype, backend.build, torch.__version__, torch.__config__.show(), unit, shard.tp_size)
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]

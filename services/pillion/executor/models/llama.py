@@ -1,0 +1,200 @@
+"""The dense family: Llama 2 and 3, SmolLM2, Yi, Mistral, Qwen2, Qwen3. What differs is in the spec."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pillion.executor.models.parallel import (
+    Collective,
+    ColumnParallel,
+    RowParallel,
+    Shard,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
+from pillion.executor.models.rope import frequencies
+from pillion.executor.models.spec import ModelSpec
+from pillion.kernels.interface import Backend, Linear
+
+
+class Source(Protocol):
+    """Where weights come from: tensors by their names in the Hugging Face checkpoint."""
+
+    def get(self, name: str) -> Tensor: ...
+
+
+class _Reader:
+    """A rank's parts of the weights, in the dtype and on the device that they are used in."""
+
+    def __init__(
+        self, source: Source, spec: ModelSpec, shard: Shard, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.source = source
+        self.spec = spec
+        self.shard = shard
+        self._to = {"dtype": dtype, "device": device}
+        # Fewer KV heads than ranks: neighbours hold the same one.
+        self._copies = max(1, shard.tp_size // spec.num_kv_heads)
+
+    def whole(self, name: str) -> Tensor:
+        return self.source.get(name).to(**self._to, copy=True)
+
+    def rows(self, name: str) -> Tensor:
+        tensor = self.source.get(name)
+        return tensor[self.shard.part(len(tensor))].to(**self._to, copy=True)
+
+    def columns(self, name: str) -> Tensor:
+        tensor = self.source.get(name)
+        return tensor[:, self.shard.part(tensor.shape[1])].to(**self._to, copy=True)
+
+    def query_heads(self, name: str) -> Tensor:
+        """Rows of this rank's query heads, in the order of rotary pairs."""
+        heads = paired(self.source.get(name).unflatten(0, (self.spec.num_heads, -1)), 1)
+        return heads[self.shard.part(self.spec.num_heads)].flatten(0, 1).to(**self._to)
+
+    def kv_heads(self, name: str, *, rotary: bool) -> Tensor:
+        heads = self.source.get(name).unflatten(0, (self.spec.num_kv_heads, -1))
+        heads = (paired(heads, 1) if rotary else heads).repeat_interleave(self._copies, 0)
+        return heads[self.shard.part(len(heads))].flatten(0, 1).to(**self._to)
+
+
+def paired(x: Tensor, axis: int) -> Tensor:
+    """Checkpoints turn element i with i + half; here the two lie side by side. Scores do not change by it."""
+    return x.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+
+
+class Layer:
+    """One block: attention and gated MLP, each behind a norm and added to the residual stream."""
+
+    def __init__(
+        self, index: int, reader: _Reader, backend: Backend, collective: Collective, window: int | None
+    ) -> None:
+        spec, shard = reader.spec, reader.shard
+        self._backend = backend
+        self._eps = spec.rms_eps
+        self._size = spec.head_size
+        self._heads = spec.num_heads // shard.tp_size
+        self._kv_heads = max(1, spec.num_kv_heads // shard.tp_size)
+        self._window = window
+        name = f"model.layers.{index}."
+        attention, mlp = name + "self_attn.", name + "mlp."
+        self._input_norm = reader.whole(name + "input_layernorm.weight")
+        self._mlp_norm = reader.whole(name + "post_attention_layernorm.weight")
+
+        def qkv(kind: str) -> list[Tensor]:
+            return [
+                reader.query_heads(f"{attention}q_proj.{kind}"),
+                reader.kv_heads(f"{attention}k_proj.{kind}", rotary=True),
+                reader.kv_heads(f"{attention}v_proj.{kind}", rotary=False),
+            ]
+
+        def gate_up(kind: str) -> list[Tensor]:
+            return [reader.rows(f"{mlp}gate_proj.{kind}"), reader.rows(f"{mlp}up_proj.{kind}")]
+
+        def bias(present: bool, name: str) -> Tensor | None:
+            return reader.whole(name) if present else None
+
+        self._qkv = ColumnParallel(backend, qkv("weight"), qkv("bias") if spec.qkv_bias else None)
+        self._output = RowParallel(
+            backend,
+            reader.columns(attention + "o_proj.weight"),
+            bias(spec.output_bias, attention + "o_proj.bias"),
+            shard,
+            collective,
+        )
+        self._gate_up = ColumnParallel(backend, gate_up("weight"), gate_up("bias") if spec.mlp_bias else None)
+        self._down = RowParallel(
+            backend,
+            reader.columns(mlp + "down_proj.weight"),
+            bias(spec.mlp_bias, mlp + "down_proj.bias"),
+            shard,
+            collective,
+        )
+        self._query_norm = self._key_norm = None
+        if spec.qk_norm:
+            self._query_norm = paired(reader.whole(attention + "q_norm.weight"), 0)
+            self._key_norm = paired(reader.whole(attention + "k_norm.weight"), 0)
+        self.linears = (
+            *self._qkv.linears,
+            *self._output.linears,
+            *self._gate_up.linears,
+            *self._down.linears,
+        )
+
+    def __call__(self, index: int, hidden: Tensor, table: Tensor, step: Any) -> None:
+        """Adds the layer's outputs to `hidden` [T, H], float32. `index` counts the cache's layers."""
+        backend = self._backend
+        x = self._qkv(backend.rms_norm(hidden, self._input_norm, self._eps)).unflatten(-1, (-1, self._size))
+        turned, v = x.split([self._heads + self._kv_heads, self._kv_heads], 1)
+        if self._query_norm is not None and self._key_norm is not None:
+            q, k = turned.split([self._heads, self._kv_heads], 1)
+            q = backend.rms_norm(q, self._query_norm, self._eps)
+            k = backend.rms_norm(k, self._key_norm, self._eps)
+            turned = torch.cat([q, k], 1)
+        q, k = backend.rope(turned, table).split([self._heads, self._kv_heads], 1)
+        hidden += self._output(backend.attention(step, index, q, k, v, self._window))
+        x = self._gate_up(backend.rms_norm(hidden, self._mlp_norm, self._eps))
+        hidden += self._down(backend.silu_mul(x))
+
+
+class Llama:
+    """One rank's part of the model."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        source: Source,
+        backend: Backend,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard,
+        collective: Collective,
+    ) -> None:
+        reader = _Reader(source, spec, shard, dtype, device)
+        self.spec = spec
+        self.heads = spec.num_heads // shard.tp_size
+        self.kv_heads = max(1, spec.num_kv_heads // shard.tp_size)
+        self._backend = backend
+        self._embedding = VocabParallelEmbedding(reader.rows("model.embed_tokens.weight"), shard, collective)
+        self._layers = [
+            Layer(index, reader, backend, collective, _window(spec, index))
+            for index in range(shard.first_layer, shard.last_layer)
+        ]
+        self._norm = reader.whole("model.norm.weight")
+        tied = spec.tie_embeddings
+        head = self._embedding.weight if tied else reader.rows("lm_head.weight")
+        self._head = VocabParallelHead(backend, head, collective, tied=tied)
+        rope, self._rope_scale = frequencies(spec.rope, spec.head_size)
+        self._frequencies = rope.to(device)
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Those of the first layer, which stand for all layers."""
+        return self._layers[0].linears
+
+    @property
+    def head(self) -> Linear:
+        return self._head.linears[0]
+
+    def forward(self, tokens: Tensor, positions: Tensor, step: Any) -> Tensor:
+        """Hidden states [T, H], float32, of tokens int32 [T] at positions int64 [T], after the last layer."""
+        hidden = self._embedding(tokens).float()
+        table = self._backend.rope_table(positions, self._frequencies, self._rope_scale)
+        for index, layer in enumerate(self._layers):
+            layer(index, hidden, table, step)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits float32 [R, vocabulary] of hidden states [R, H]."""
+        return self._head(self._backend.rms_norm(hidden, self._norm, self.spec.rms_eps))
+
+
+def _window(spec: ModelSpec, layer: int) -> int | None:
+    if spec.sliding_layers is not None and not spec.sliding_layers[layer]:
+        return None
+    return spec.sliding_window

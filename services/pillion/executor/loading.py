@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from pillion.executor.engine import Engine
 
 from pillion.config import Config
+from pillion.executor.engine import Engine
 from pillion.executor.models.registry import read_spec
 from pillion.executor.weights import open_weights
 from pillion.modelfiles import locate

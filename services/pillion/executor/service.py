@@ -1,16 +1,16 @@
 """The executor's process: a gRPC server that answers at once, while the model is loaded beside it."""
 
+import asyncio
 import logging
 import os
 import resource
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from opentelemetry import trace
-from prometheus_client import CollectorRegistry
 
 from pillion.actors import Exit, Stop, Supervisor
 from pillion.config import Config, ConfigError
@@ -18,11 +18,11 @@ from pillion.contracts import executor_pb2_grpc
 from pillion.executor import listen
 from pillion.executor.compute import Compute
 from pillion.executor.loading import load
-from pillion.executor.metrics import Metrics
 from pillion.executor.servicer import Servicer
 from pillion.executor.spans import Spans
 from pillion.executor.watch import Watch
 from pillion.modelfiles import ModelFileError
+from pillion.telemetry import Metrics, names, tracing
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,8 @@ _OPTIONS: Sequence[tuple[str, Any]] = (
 async def run(config: Config) -> int:
     """Serves until SIGTERM. Returns the exit code."""
     compute = Compute()
-    registry = CollectorRegistry()
-    watch = Watch(Metrics(registry), Spans(trace.get_tracer("pillion.executor")))
-    servicer = Servicer(compute, watch)
+    metrics = Metrics("executor", version("pillion"), (m for m in names.METRICS if m.layer == "executor"))
+    servicer = Servicer(compute, Watch(metrics, Spans(tracing.tracer())))
     supervisor = Supervisor("executor", config.gateway.drain_timeout)
 
     async def model() -> None:
@@ -69,9 +68,26 @@ async def run(config: Config) -> int:
             servicer.end()
             await grpc_server.stop(grace=1.0)
 
+    async def endpoint() -> None:
+        if config.telemetry.metrics_port is None:
+            return
+        host, port = config.telemetry.metrics_host, config.telemetry.metrics_port
+        try:
+            served = metrics.serve(host, port)
+        except OSError as error:
+            raise Stop(
+                Exit.USAGE, f"cannot serve metrics on {host}:{port}: {error.strerror}; set --metrics-port"
+            ) from None
+        log.info("metrics on http://%s:%d/metrics", host, served.port)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            served.close()
+
     # A model that fails to load fails again: no restart.
     supervisor.add("model", model, max_restarts=0)
     supervisor.add("server", server)
+    supervisor.add("metrics", endpoint)
     supervisor.on_drain(servicer.drain)
     code = await supervisor.run()
     if not await compute.close(_END_SECONDS):

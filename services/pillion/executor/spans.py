@@ -4,15 +4,11 @@ from dataclasses import dataclass
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from pillion.contracts import executor_pb2
 from pillion.executor.compute import Step
-
-PREFILL = "execute prefill"
-DECODE = "execute decode"
-
-_propagator = TraceContextTextMapPropagator()
+from pillion.telemetry import names, tracing
+from pillion.telemetry.tracing import nanoseconds
 
 
 @dataclass(slots=True)
@@ -33,12 +29,11 @@ class Spans:
 
     def step(self, step: Step) -> None:
         """To be told of every step, in order; costs nothing where no sequence brought a trace context."""
-        plan, end = step.plan, _nanoseconds(step.ended)
+        plan, end = step.plan, nanoseconds(step.ended)
         for slot in plan.release:
             self._close(slot, end, "released")
         for take in plan.take:
-            if take.traceparent:
-                self._open(take, step)
+            self._open(take, step)
         if not self._slots:
             return
         finished = {}
@@ -52,12 +47,14 @@ class Spans:
             sequence.steps += 1
             sequence.tokens += count
             if step.result is None:
-                sequence.span.set_attribute("error.type", "step_failed")
+                sequence.span.set_attribute(names.ERROR_TYPE, "step_failed")
             elif sequence.prefilling and sample and slot not in finished:
                 self._end(sequence, end)
                 sequence.prefilling = False
                 sequence.steps = sequence.tokens = 0
-                sequence.span = self._tracer.start_span(DECODE, sequence.context, start_time=end)
+                sequence.span = self._tracer.start_span(
+                    names.SPAN_EXECUTE_DECODE, sequence.context, start_time=end
+                )
         for slot, finish in finished.items():
             self._close(slot, end, executor_pb2.Finish.Name(finish).lower())
 
@@ -67,12 +64,14 @@ class Spans:
             self._close(slot, None, "detached")
 
     def _open(self, take: executor_pb2.Take, step: Step) -> None:
-        self._close(take.slot, _nanoseconds(step.began), "released")
-        context = _propagator.extract({"traceparent": take.traceparent})
+        self._close(take.slot, nanoseconds(step.began), "released")
+        context = tracing.context(take.traceparent)
+        if context is None:
+            return
         span = self._tracer.start_span(
-            PREFILL,
+            names.SPAN_EXECUTE_PREFILL,
             context,
-            start_time=_nanoseconds(step.began),
+            start_time=nanoseconds(step.began),
             attributes={
                 "pillion.choice": take.choice,
                 "pillion.known_tokens": len(take.tokens) // 4,
@@ -92,7 +91,3 @@ class Spans:
         sequence.span.set_attribute("pillion.steps", sequence.steps)
         sequence.span.set_attribute("pillion.computed_tokens", sequence.tokens)
         sequence.span.end(end)
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)

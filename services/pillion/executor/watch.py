@@ -1,20 +1,27 @@
 """Sees every step once it has run, for metrics and spans."""
 
 from pillion.executor.compute import Step
-from pillion.executor.metrics import Metrics
 from pillion.executor.spans import Spans
+from pillion.telemetry import Metrics, names
 
 
 class Watch:
     """One for all attachments; they hand over one at a time."""
 
     def __init__(self, metrics: Metrics, spans: Spans) -> None:
-        self._metrics = metrics
+        self._seconds = metrics[names.STEP_SECONDS]
+        self._gap = metrics[names.STEP_GAP_SECONDS]
+        self._failed = metrics[names.STEPS_FAILED]
         self._spans = spans
 
     def step(self, step: Step) -> None:
-        self._metrics.step(step)
         self._spans.step(step)
+        if step.result is None:
+            self._failed.inc()
+            return
+        self._seconds.observe(step.result.seconds)
+        if step.gap is not None:
+            self._gap.observe(step.gap)
 
     def reset(self) -> None:
         """All slots are empty."""

@@ -152,6 +152,7 @@ STEP_GAP_SECONDS = Metric(
     (),
     _SHORT,
 )
+STEPS_FAILED = Metric("pillion_steps_failed_total", "counter", "executor", "Steps that raised.")
 STEP_PART_SECONDS = Metric(
     "pillion_step_part_seconds_total", "counter", "executor", "Time of steps by part.", ("part",)
 )

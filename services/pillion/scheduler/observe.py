@@ -1,0 +1,109 @@
+"""Metrics and the line in the log, from what goes into the core and comes out of it."""
+
+import logging
+
+from pillion.scheduler.messages import Plan, Snapshot, StepDone
+from pillion.telemetry import Metrics, names
+from pillion.version import VERSION
+
+log = logging.getLogger(__name__)
+
+LINE_EVERY = 10.0  # seconds, while busy
+
+_COUNTERS = (
+    (names.PREEMPTIONS, "preemptions"),
+    (names.RECOMPUTED_TOKENS, "recomputed_tokens"),
+    (names.PREFIX_QUERIED_TOKENS, "queried_tokens"),
+    (names.PREFIX_HIT_TOKENS, "hit_tokens"),
+    (names.LATE_RESULTS, "late_results"),
+)
+
+
+class Observer:
+    """Reads snapshots; decides nothing."""
+
+    def __init__(self) -> None:
+        own = [metric for metric in names.METRICS if metric.layer == "scheduler"]
+        self.metrics = Metrics("scheduler", VERSION, [*own, names.SCHEDULING_DELAY, names.PREFILL_RATE_LEFT])
+        self.prefill_rate = 0.0  # prompt tokens/s while prompts are computed, smoothed
+        self._pending: dict[int, tuple[int, int]] = {}  # step: prefill and decode tokens
+        self._seen = dict.fromkeys((field for _, field in _COUNTERS), 0)
+        self._line_at = 0.0
+        self._line = Line()
+
+    def planned(self, plan: Plan) -> None:
+        decode = plan.decodes
+        prefill = plan.tokens - decode
+        self._pending[plan.step] = (prefill, decode)
+        self.metrics[names.STEP_TOKENS].labels(kind="prefill").inc(prefill)
+        self.metrics[names.STEP_TOKENS].labels(kind="decode").inc(decode)
+        self.metrics[names.STEP_BUDGET_TOKENS].set(plan.budget)
+        for count in plan.counts[decode:]:
+            self.metrics[names.CHUNK_TOKENS].observe(count)
+
+    def attached(self) -> None:
+        """A new attachment counts its steps from 1."""
+        self._pending.clear()
+
+    def returned(self, step: StepDone) -> None:
+        prefill, decode = self._pending.pop(step.step, (0, 0))
+        self._line.prompt += prefill
+        self._line.generated += sum(len(row.tokens) for row in step.rows)
+        self._line.worst = max(self._line.worst, step.seconds)
+        if prefill and step.seconds > 0:
+            rate = (prefill + decode) / step.seconds
+            self.prefill_rate = rate if not self.prefill_rate else 0.9 * self.prefill_rate + 0.1 * rate
+
+    def scrape(self, snapshot: Snapshot, dead: int) -> None:
+        """Brings gauges and counters up to date."""
+        metrics = self.metrics
+        for metric, field in _COUNTERS:
+            value = getattr(snapshot, field)
+            metrics[metric].inc(value - self._seen[field])
+            self._seen[field] = value
+        for state in ("waiting", "prefilling", "decoding"):
+            metrics[names.SEQUENCES].labels(state=state).set(getattr(snapshot, state))
+        for state in ("free", "cached", "referenced"):
+            metrics[names.BLOCKS].labels(state=state).set(getattr(snapshot, f"{state}_blocks"))
+        left = max(snapshot.budget - snapshot.decode_tokens, 0)
+        if snapshot.budget:
+            metrics[names.PREFILL_RATE_LEFT].set(self.prefill_rate * left / snapshot.budget)
+        letters = metrics[names.DEAD_LETTERS]
+        letters.inc(dead - self._seen.get("dead", 0))
+        self._seen["dead"] = dead
+
+    def line(self, snapshot: Snapshot, now: float) -> None:
+        """One line every ten seconds while there is work."""
+        if not self._line_at:
+            self._line_at = now
+        if now - self._line_at < LINE_EVERY:
+            return
+        line, seconds = self._line, now - self._line_at
+        if line.prompt or line.generated:
+            asked = snapshot.queried_tokens - line.queried
+            hit = f"{(snapshot.hit_tokens - line.hit) / asked:.0%}" if asked else "n/a"
+            usage = snapshot.referenced_blocks / snapshot.blocks if snapshot.blocks else 0.0
+            log.info(
+                "prompt %.0f tokens/s, generation %.0f tokens/s, running %d, waiting %d, KV %.0f %%,"
+                " prefix hits %s, longest step %.0f ms",
+                line.prompt / seconds,
+                line.generated / seconds,
+                snapshot.prefilling + snapshot.decoding,
+                snapshot.waiting,
+                100 * usage,
+                hit,
+                1000 * line.worst,
+            )
+        self._line = Line(queried=snapshot.queried_tokens, hit=snapshot.hit_tokens)
+        self._line_at = now
+
+
+class Line:
+    """What the log's next line sums up."""
+
+    def __init__(self, queried: int = 0, hit: int = 0) -> None:
+        self.prompt = 0
+        self.generated = 0
+        self.worst = 0.0
+        self.queried = queried
+        self.hit = hit

@@ -1,0 +1,270 @@
+"""The scheduler's process: the pure core with its loops around it.
+
+Run entries, cancels, results and the timer come to one mailbox; the core's commands go to the executor and
+to the journal. One task hands events to the core, so nothing here needs a lock.
+"""
+
+import asyncio
+import logging
+import time
+
+from pillion import clock, ids
+from pillion.actors import Exit, Mailbox, Stop, Supervisor
+from pillion.bus import Connection, Group, Keys, Lease, Tail
+from pillion.config import Config
+from pillion.contracts.entries import Cancel, Facts, Heartbeat, decode
+from pillion.scheduler.beat import Beat
+from pillion.scheduler.core import Core
+from pillion.scheduler.intake import Intake
+from pillion.scheduler.journal import Ledger, Opened
+from pillion.scheduler.link import Link
+from pillion.scheduler.messages import (
+    Cancelled,
+    Connected,
+    Disconnected,
+    Draining,
+    Event,
+    Publish,
+    Refuse,
+    SendPlan,
+    StepDone,
+    Submitted,
+    WakeAt,
+    Woken,
+)
+from pillion.scheduler.observe import Observer
+from pillion.scheduler.publisher import GROUP, Publisher, Refused, Step
+from pillion.scheduler.spans import Spans
+from pillion.telemetry import logs, names, tracing
+from pillion.version import VERSION
+
+log = logging.getLogger(__name__)
+
+MAILBOX = 1024
+OVERDUE = 10.0  # seconds that a step may be late before the replica is unready
+RATE_GUESS = 500.0  # prompt tokens/s before any was measured
+
+
+def executor_address(config: Config) -> str:
+    """Where the scheduler dials: the address of the replica's executor."""
+    return config.executor.executor or f"unix:{config.state_path}/executor-{config.scheduler.replica}.sock"
+
+
+class Service:
+    """One replica's scheduler, once the lease is held."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        replica = config.scheduler.replica
+        self.config = config
+        self.replica = replica
+        self.keys = Keys(config.stack.stack)
+        self._connections = [
+            Connection(url, f"scheduler-{replica}-{role}")
+            for role in ("read", "cancel", "publish", "beat", "lease")
+        ]
+        read, cancel, publish, beat, lease = self._connections
+        self.lease = Lease(lease, self.keys, f"replica:{replica}", config.scheduler.lease_seconds)
+        self.core = Core(config.scheduler)
+        self.ledger = Ledger()
+        self.observer = Observer()
+        self.spans = Spans()
+        self.mailbox: Mailbox[Event] = Mailbox(MAILBOX)
+        self.beat = Beat(beat, self.keys, self._heartbeat)
+        self.link = Link(executor_address(config), replica, self.mailbox.put_control)
+        self.publisher = Publisher(
+            publish, self.keys, replica, self.lease, self.ledger, config.scheduler.journal_retention
+        )
+        group = Group(read, self.keys.run(replica), GROUP, ids.process_id())
+        self.intake = Intake(read, group, self.keys, replica, self.ledger, self._accept, self._set_aside)
+        self._cancels = Tail(cancel, self.keys.cancel)
+        self._facts: Facts | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._draining = False
+
+    # --- events in ---------------------------------------------------------------------------------
+
+    async def _accept(self, opened: Opened, cancelled: bool) -> None:
+        milliseconds, _, _ = opened.entry.partition("-")
+        self.spans.opened(opened.request, int(milliseconds) / 1000)
+        await self.mailbox.put(Submitted(opened.request, opened.done(), tuple(sorted(opened.ended()))))
+        if cancelled:
+            await self.mailbox.put(Cancelled(opened.request.id))
+
+    async def _set_aside(self, refused: Refused) -> None:
+        await self.publisher.put(refused)
+
+    async def read_cancels(self) -> None:
+        async for entries in self._cancels.follow():
+            for entry in entries:
+                cancel = decode(entry.payload, Cancel)
+                self.mailbox.put_control(Cancelled(cancel.request, cancel.choice))
+
+    async def read_entries(self) -> None:
+        # The position of the cancels comes first: each is then read, or has left a tombstone before.
+        await self._cancels.start()
+        recovered = await self.intake.recover()
+        if recovered:
+            log.info("goes on with %d requests of a predecessor", recovered)
+        await self.intake.run(lambda: self.publisher.last)
+
+    # --- the core ----------------------------------------------------------------------------------
+
+    async def think(self) -> None:
+        """Hands one event after the other to the core, and its commands on."""
+        seconds = self.observer.metrics[names.SCHEDULE_SECONDS]
+        while True:
+            event = await self.mailbox.get()
+            start = time.perf_counter()
+            commands = self.core.handle(event, clock.monotonic())
+            seconds.observe(time.perf_counter() - start)
+            match event:
+                case StepDone():
+                    self.observer.returned(event)
+                case Connected():
+                    self._facts = event.facts
+                    self.observer.attached()
+                case Disconnected():
+                    self._facts = None
+            for command in commands:
+                match command:
+                    case SendPlan():
+                        self.link.send(command.plan)
+                        self._watch_takes(command)
+                    case Publish():
+                        self.spans.brought(command.items)
+                        await self.publisher.put(Step(command.step, command.items, command.finished))
+                    case Refuse():
+                        await self._refuse(command)
+                    case WakeAt():
+                        self._wake_at(command.at)
+            self.beat.changed()
+
+    def _watch_takes(self, command: SendPlan) -> None:
+        self.observer.planned(command.plan)
+        self.spans.planned(command.plan)
+        delay = self.observer.metrics[names.SCHEDULING_DELAY]
+        for take in command.plan.take:
+            if len(take.tokens) == take.prompt_length:  # first time, not after a preemption
+                delay.observe(max(clock.wall() - take.request.arrival, 0.0))
+
+    async def _refuse(self, command: Refuse) -> None:
+        opened = self.ledger.get(command.refusal.request)
+        if opened is not None:
+            self.ledger.close(command.refusal.request)
+            await self.publisher.put(Refused(command.refusal, command.gateway, opened.entry))
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(at - clock.monotonic(), 0.0)
+        self._timer = asyncio.get_running_loop().call_later(delay, self.mailbox.put_control, Woken())
+
+    # --- what others see ---------------------------------------------------------------------------
+
+    def _heartbeat(self) -> Heartbeat:
+        snapshot = self.core.snapshot(clock.monotonic())
+        now = clock.monotonic()
+        self.observer.scrape(snapshot, self.intake.dead)
+        self.observer.line(snapshot, now)
+        reason = self.link.why_not
+        if not reason and snapshot.overdue > OVERDUE:
+            reason = f"the step in flight is {snapshot.overdue:.0f} s late"
+        rate = self.observer.prefill_rate or RATE_GUESS
+        facts = self._facts
+        if facts is not None and snapshot.max_model_len:
+            facts = _with_limit(facts, snapshot.max_model_len)
+        return Heartbeat(
+            replica=self.replica,
+            epoch=self.lease.epoch,
+            state="draining" if self._draining else "unready" if reason else "ready",
+            reason=reason,
+            facts=facts,
+            last_entry=self.intake.last,
+            uncomputed=snapshot.uncomputed,
+            credit=int(rate * self.config.admission.credit_seconds),
+            prefill_rate=self.observer.prefill_rate,
+            running=snapshot.prefilling + snapshot.decoding,
+            waiting=snapshot.waiting,
+            free_blocks=snapshot.free_blocks,
+            kv_usage=snapshot.referenced_blocks / snapshot.blocks if snapshot.blocks else 0.0,
+            steps=snapshot.steps,
+            stalled=snapshot.overdue,
+        )
+
+    # --- life --------------------------------------------------------------------------------------
+
+    async def acquire(self) -> None:
+        """Waits for the lease."""
+        await self.lease.acquire()
+        log.info("replica %s: lease held, epoch %d", self.replica, self.lease.epoch)
+
+    async def drain(self) -> None:
+        """Takes no new work and waits until what runs has ended and is published."""
+        self._draining = True
+        self.mailbox.put_control(Draining())
+        self.beat.changed()
+        while len(self.ledger) or not self.publisher.idle or len(self.mailbox):
+            await asyncio.sleep(0.02)
+        await self.beat.send()
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            async with asyncio.timeout(2.0):
+                await self.lease.release()
+        except (TimeoutError, OSError) as error:
+            log.warning("the lease is not released, it ends by itself: %s", error)
+        for connection in self._connections:
+            await connection.close()
+
+
+def _with_limit(facts: Facts, limit: int) -> Facts:
+    return Facts(
+        **{**{name: getattr(facts, name) for name in Facts.__struct_fields__}, "max_model_len": limit}
+    )
+
+
+async def run(config: Config) -> int:
+    """Serves until SIGTERM. Returns the exit code."""
+    logs.setup(config.telemetry.log_level, config.telemetry.log_format, "scheduler")
+    if config.stack.redis is None:
+        raise Stop(Exit.USAGE, "the scheduler needs --redis URL; `pillion up` starts an embedded one")
+    flush = tracing.setup("scheduler", VERSION, ids.process_id())
+    service = Service(config, config.stack.redis)
+    endpoint = None
+    if config.telemetry.metrics_port is not None:
+        endpoint = service.observer.metrics.serve(
+            config.telemetry.metrics_host, config.telemetry.metrics_port
+        )
+        log.info("metrics on port %d", endpoint.port)
+    supervisor = Supervisor(f"scheduler {service.replica}", config.gateway.drain_timeout)
+
+    async def lead() -> None:
+        """Everything else starts when the lease is held, and ends with it."""
+        await service.acquire()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(service.lease.keep())
+            tasks.create_task(service.think())
+            tasks.create_task(service.publisher.run())
+            tasks.create_task(service.link.run(service.lease.epoch))
+            tasks.create_task(service.read_cancels())
+            tasks.create_task(service.read_entries())
+            tasks.create_task(service.beat.run())
+
+    async def led() -> None:
+        try:
+            await lead()
+        except* Stop as group:
+            raise next(error for error in group.exceptions if isinstance(error, Stop)) from None
+
+    # The core's state cannot be mended in place; a successor process reads the journal instead.
+    supervisor.add("replica", led, max_restarts=0)
+    supervisor.on_drain(service.drain)
+    try:
+        return int(await supervisor.run())
+    finally:
+        await service.close()
+        if endpoint is not None:
+            endpoint.close()
+        flush()

@@ -1,0 +1,115 @@
+"""The core's messages to and from the executor's contract."""
+
+import struct
+
+from pillion.contracts import executor_pb2 as pb
+from pillion.contracts.entries import SCHEMA, Facts, Sampling, TokenLogprob
+from pillion.scheduler.messages import Plan, RowResult, StepDone, Take
+
+_FINISH = {pb.RUNNING: None, pb.STOP: "stop", pb.LENGTH: "length", pb.ERROR: "error"}
+
+
+def open_message(epoch: int, replica: str) -> pb.ToExecutor:
+    return pb.ToExecutor(open=pb.Open(schema=SCHEMA, epoch=epoch, replica=replica))
+
+
+def plan_message(plan: Plan) -> pb.ToExecutor:
+    return pb.ToExecutor(
+        plan=pb.Plan(
+            step=plan.step,
+            release=plan.release,
+            take=[_take(take) for take in plan.take],
+            slot=plan.slots,
+            start=plan.starts,
+            count=plan.counts,
+            sample=plan.samples,
+            block_count=plan.block_counts,
+            blocks=plan.blocks,
+        )
+    )
+
+
+def facts(message: pb.Facts) -> Facts:
+    return Facts(
+        model=message.model,
+        fingerprint=message.fingerprint,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        end_tokens=tuple(message.end_tokens),
+        block_size=message.block_size,
+        num_blocks=message.num_blocks,
+        max_num_seqs=message.max_num_seqs,
+        max_step_tokens=message.max_step_tokens,
+        tile=message.tile,
+        dtype=message.dtype,
+        backend=message.backend,
+        tp=message.tp,
+        pp=message.pp,
+    )
+
+
+def step_done(message: pb.StepResult) -> StepDone:
+    rows: list[RowResult] = []
+    token, logprob = 0, 0
+    tokens = list(message.tokens)
+    errors = dict(message.errors)
+    counts = message.logprob_count or [0] * len(message.slot)
+    for slot, incarnation, count, finish, logprobs in zip(
+        message.slot, message.incarnation, message.token_count, message.finish, counts, strict=True
+    ):
+        rows.append(
+            RowResult(
+                slot=slot,
+                incarnation=incarnation,
+                tokens=tuple(tokens[token : token + count]),
+                finish=_FINISH[finish],
+                logprobs=tuple(map(_logprob, message.logprobs[logprob : logprob + logprobs]))
+                if logprobs
+                else None,
+                error=errors.get(slot),
+            )
+        )
+        token += count
+        logprob += logprobs
+    return StepDone(message.step, tuple(rows), message.seconds, message.gap_seconds)
+
+
+def _take(take: Take) -> pb.Take:
+    return pb.Take(
+        slot=take.slot,
+        incarnation=take.incarnation,
+        tokens=struct.pack(f"<{len(take.tokens)}i", *take.tokens),
+        prompt_length=take.prompt_length,
+        blocks=take.blocks,
+        max_tokens=take.max_tokens,
+        choice=take.choice,
+        sampling=_sampling(take.request.sampling),
+        traceparent=take.request.traceparent,
+        request=take.request.id,
+    )
+
+
+def _sampling(sampling: Sampling) -> pb.Sampling:
+    message = pb.Sampling(
+        seed=sampling.seed,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=sampling.logit_bias,
+        min_tokens=sampling.min_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=sampling.stop_token_ids,
+    )
+    if sampling.logprobs is not None:
+        message.logprobs = sampling.logprobs
+    return message
+
+
+def _logprob(message: pb.Logprob) -> TokenLogprob:
+    return TokenLogprob(
+        message.logprob, message.rank, tuple(zip(message.top_tokens, message.top_logprobs, strict=True))
+    )

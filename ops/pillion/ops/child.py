@@ -1,0 +1,134 @@
+"""One child process: started so that it dies with its parent, its lines prefixed with its role and pid."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_LONGEST_LINE = 1 << 16  # bytes; what is longer is shown in pieces
+_KEPT_LINES = 10
+
+_COLOURS = {"gateway": 36, "admission": 35, "scheduler": 33, "executor": 32, "valkey": 34}
+
+
+class Child:
+    """A role's process. `say` gets each of its lines, prefixed; the last ones are kept for when it dies."""
+
+    def __init__(
+        self,
+        role: str,
+        command: Sequence[str],
+        environ: dict[str, str],
+        say: Callable[[str], None],
+        colour: bool = False,
+        death_signal: signal.Signals = signal.SIGKILL,
+        inherit: Sequence[int] = (),
+    ) -> None:
+        self.role = role
+        self.command = command
+        self.environ = environ
+        self.say = say
+        self.colour = colour
+        self.death_signal = death_signal
+        self.inherit = inherit
+        self.last: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._process: asyncio.subprocess.Process | None = None
+        self._readers: list[asyncio.Task[None]] = []
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Raises OSError where the program cannot be run."""
+        self.last.clear()
+        self._process = await asyncio.create_subprocess_exec(
+            *self.command,
+            env=self.environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the parent only, which ends all in order
+            pass_fds=self.inherit,
+            preexec_fn=_die_with_parent(self.death_signal),
+        )
+        self._readers = [
+            asyncio.create_task(self._relay(stream))
+            for stream in (self._process.stdout, self._process.stderr)
+            if stream
+        ]
+
+    async def wait(self) -> int:
+        """Its exit code, negative for a signal, when it has ended and all its lines were told."""
+        assert self._process is not None
+        code = await self._process.wait()
+        # A grandchild may hold the pipes open; its lines are not waited for.
+        await asyncio.wait(self._readers, timeout=0.5)
+        for reader in self._readers:
+            reader.cancel()
+        return code
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _relay(self, stream: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await stream.read(_LONGEST_LINE):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._line(line)
+            if len(rest) >= _LONGEST_LINE:
+                self._line(rest)
+                rest = b""
+        if rest:
+            self._line(rest)
+
+    def _line(self, raw: bytes) -> None:
+        text = raw.decode(errors="replace").rstrip()
+        self.last.append(text)
+        name = f"{self.role:>9} {self.pid}"
+        if self.colour:
+            name = f"\x1b[{_COLOURS.get(self.role, 37)}m{name}\x1b[0m"
+        self.say(f"{name} | {text}")
+
+
+def role_command(role: str, settings: Path) -> list[str]:
+    """What runs a service with these settings."""
+    return [sys.executable, "-m", "pillion.ops", role, "--config", str(settings)]
+
+
+def exit_words(code: int) -> str:
+    """`exit code 1`, or the signal's name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """For Linux; elsewhere a killed parent leaves its children to be ended by hand."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded here: a forked child must not
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os.kill(os.getpid(), number)
+
+    return ask

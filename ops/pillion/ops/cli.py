@@ -1,0 +1,153 @@
+"""The `pillion` command. Each command imports what it needs when it runs, so that --help is quick."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from pillion.config import Config, ConfigError, load
+from pillion.ops.options import SECTIONS, config_options, configure, fail
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+@click.group(context_settings=CONTEXT)
+def main() -> None:
+    """Serves large language models with steady streams: decodes ride pillion on prefill chunks.
+
+    Settings come from a TOML file (--config), PILLION_* variables and flags; later ones win.
+    """
+
+
+@main.command()
+@config_options(*SECTIONS["up"])
+def up(config: str | None, **flags: Any) -> None:
+    """Serve a model: all services and, without --redis, an embedded Valkey."""
+    _up(configure(flags, config))
+
+
+@main.command()
+@click.argument("model")
+@config_options(*SECTIONS["up"])
+def serve(config: str | None, **flags: Any) -> None:
+    """Serve MODEL: a safetensors folder, a GGUF file, a hub id, or `demo`. The same as `up --model MODEL`."""
+    _up(configure(flags, config))
+
+
+def _up(config: Config) -> None:
+    from pillion.ops.up import up as run
+
+    raise SystemExit(run(config))
+
+
+def _service(role: str, help_text: str) -> None:
+    @main.command(role, help=help_text)
+    @config_options(*SECTIONS[role])
+    def command(config: str | None, **flags: Any) -> None:
+        from pillion.ops.role import run
+
+        raise SystemExit(run(role, _joined(configure(flags, config), role)))
+
+
+_service("gateway", "Run one gateway: HTTP in, token streams out.")
+_service("admission", "Run admission: what waits, and which replica gets it.")
+_service("scheduler", "Run the scheduler of one replica: what each step carries.")
+_service("executor", "Run the executor of one replica: the model itself.")
+
+
+def _joined(config: Config, role: str) -> Config:
+    """The settings with the Redis of the running stack where none is given."""
+    if role == "executor" or config.stack.redis is not None:
+        return config
+    from pillion.ops.stack import running
+
+    found = running(config)
+    if found is None:
+        fail(
+            f"no Redis: give --redis URL, or start the stack {config.stack.stack!r} with `pillion up` first",
+            2,
+        )
+    return msgspec.structs.replace(config, stack=found.stack)
+
+
+@main.command()
+@click.argument("message", required=False)
+@click.option("--url", metavar="URL", help="server to talk to  [the stack that runs here]")
+@click.option("--model", metavar="NAME", help="model to ask  [the served one]")
+@click.option("--system", metavar="TEXT", help="system message")
+@click.option("--max-tokens", type=int, metavar="N", help="longest answer, tokens")
+@click.option("--temperature", type=float, metavar="X", help="sampling temperature  [the server's]")
+@click.option("--seed", type=int, metavar="N", help="sampling seed")
+@config_options("stack", "gateway")
+def chat(
+    message: str | None,
+    url: str | None,
+    model: str | None,
+    system: str | None,
+    config: str | None,
+    **flags: Any,
+) -> None:
+    """Chat with a running stack. With MESSAGE: one answer, then the end."""
+    from pillion.ops.chat import Chat
+
+    sampling = {name: flags.pop(name) for name in ("max_tokens", "temperature", "seed")}
+    raise SystemExit(Chat.of(configure(flags, config), url, model, system, sampling).run(message))
+
+
+@main.command()
+@config_options(*SECTIONS["up"])
+def doctor(config: str | None, **flags: Any) -> None:
+    """Look at this machine: what works, what does not, and the remedy."""
+    from pillion.ops.doctor import examine
+
+    raise SystemExit(examine(configure(flags, config)))
+
+
+@main.command()
+@click.argument("role", type=click.Choice(("gateway", "admission", "scheduler", "executor")))
+@config_options(*SECTIONS["up"])
+def health(role: str, config: str | None, **flags: Any) -> None:
+    """Ask whether a service works; exit code 0 or 1. For health checks."""
+    from pillion.ops.health import check
+
+    missing = check(role, _joined(configure(flags, config), role))
+    if missing:
+        fail(f"{role} is not ready: {missing}", 1)
+    click.echo("ready")
+
+
+@main.group("config")
+def config_group() -> None:
+    """The settings."""
+
+
+@config_group.command("show")
+@config_options(*SECTIONS["up"])
+def show(config: str | None, **flags: Any) -> None:
+    """Show every setting, its value and where it came from. Secrets are hidden."""
+    try:
+        settings = load(flags, file=config).settings
+    except ConfigError as error:
+        fail(str(error), 2)
+    section = ""
+    for setting in settings:
+        leaf = setting.leaf
+        if leaf.section != section:
+            section = leaf.section
+            click.echo(f"[{section}]")
+        value = "(hidden)" if leaf.secret and setting.value else _shown(setting.value)
+        click.echo(f"  {leaf.name:<24} {value:<24} {setting.source}")
+
+
+def _shown(value: Any) -> str:
+    if value is None or value == ():
+        return "-"
+    return ("false", "true")[value] if isinstance(value, bool) else str(value)
+
+
+@main.command()
+def version() -> None:
+    """Show the version."""
+    from importlib.metadata import version as installed
+
+    click.echo(f"pillion {installed('pillion')}")

@@ -1,0 +1,81 @@
+"""`pillion health ROLE`: whether one service does its work, asked the way its clients see it."""
+
+import asyncio
+import contextlib
+
+from redis.exceptions import RedisError
+
+from pillion.bus import Connection, Keys
+from pillion.config import Config
+from pillion.contracts.entries import Heartbeat, decode
+from pillion.ops import banner, web
+from pillion.ops.stack import reason
+
+_SECONDS = 3.0
+
+
+def check(role: str, config: Config) -> str | None:
+    """What is missing, or None."""
+    if role == "gateway":
+        return gateway(banner.url(config))
+    return asyncio.run(_within(role, config))
+
+
+def gateway(url: str) -> str | None:
+    """What the gateway at `url` says is missing until it can answer requests."""
+    try:
+        status, body = web.get(f"{url}/health/ready", timeout=_SECONDS)
+    except web.Unreachable as error:
+        return f"the gateway does not answer ({error})"
+    if status == 200:
+        return None
+    return str(body.get("reason") or body) if isinstance(body, dict) else str(body)
+
+
+async def _within(role: str, config: Config) -> str | None:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            return await (_executor(config) if role == "executor" else _redis(role, config))
+    except TimeoutError:
+        return f"no answer within {_SECONDS:g} s"
+    except RedisError as error:
+        return f"Redis cannot be reached: {error}"
+
+
+async def _executor(config: Config) -> str | None:
+    """Whether it listens. Whether its model is loaded, the scheduler's heartbeat tells."""
+    target = config.executor.executor or f"unix:{config.state_path}/executor-{config.scheduler.replica}.sock"
+    host, _, port = target.rpartition(":")
+    host = "127.0.0.1" if host in ("0.0.0.0", "[::]") else host.strip("[]")
+    opening = (
+        asyncio.open_unix_connection(target.removeprefix("unix:"))
+        if target.startswith("unix:")
+        else asyncio.open_connection(host, int(port))
+    )
+    try:
+        _, writer = await opening
+    except OSError as error:
+        return f"nothing listens on {target}: {reason(error)}"
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return None
+
+
+async def _redis(role: str, config: Config) -> str | None:
+    """Whether it holds its lease, and what a scheduler last said of itself."""
+    keys, replica = Keys(config.stack.stack), config.scheduler.replica
+    holder = "admission" if role == "admission" else f"replica:{replica}"
+    connection = Connection(config.stack.redis or "", "health")
+    try:
+        held = await connection.call("EXISTS", keys.lease(holder))
+        beat = await connection.call("HGET", keys.replicas, replica) if role == "scheduler" else None
+    finally:
+        await connection.close()
+    if not held:
+        return "it does not hold its lease"
+    if role == "scheduler":
+        told = decode(beat, Heartbeat) if beat else None
+        if told is None or told.state != "ready":
+            return (told and (told.reason or told.state)) or "no heartbeat yet"
+    return None

@@ -1,0 +1,78 @@
+"""Flags from the configuration tree: what a leaf says of itself is all that a flag needs."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, get_args
+
+import click
+
+from pillion.config import Config, ConfigError, Leaf, leaves, load
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+SECTIONS = {
+    "up": ("stack", "model", "gateway", "admission", "scheduler", "executor", "telemetry"),
+    "gateway": ("stack", "model", "gateway", "telemetry"),
+    "admission": ("stack", "admission", "telemetry"),
+    "scheduler": ("stack", "model", "scheduler", "executor", "telemetry"),
+    "executor": ("stack", "model", "scheduler", "executor", "telemetry"),
+}
+"""Which settings a command has flags for. A file or the environment may hold all."""
+
+
+def config_options(*sections: str) -> Callable[[F], F]:
+    """Gives a command one flag a leaf of these sections, and `--config`."""
+    chosen = [leaf for leaf in leaves() if leaf.section in sections]
+
+    def decorate(function: F) -> F:
+        for leaf in reversed(chosen):
+            function = _option(leaf)(function)
+        return click.option("--config", metavar="FILE", help="TOML file with settings  [PILLION_CONFIG]")(
+            function
+        )
+
+    return decorate
+
+
+def configure(flags: dict[str, Any], file: str | None) -> Config:
+    """The configuration of a command. A wrong setting ends the process with one line and code 2."""
+    try:
+        return load(flags, file=file).config
+    except ConfigError as error:
+        fail(str(error), 2)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Ends the process with one line."""
+    click.echo(f"pillion: {message}", err=True)
+    raise SystemExit(code)
+
+
+def is_bool(leaf: Leaf) -> bool:
+    return isinstance(leaf.default, bool)
+
+
+def _option(leaf: Leaf) -> Callable[[F], F]:
+    if is_bool(leaf):
+        default = "on" if leaf.default else "off"
+        return click.option(
+            f"{leaf.flag}/--no-{leaf.flag[2:]}", leaf.name, default=None, help=f"{leaf.help}  [{default}]"
+        )
+    shown = leaf.help
+    if leaf.default not in (None, ()):
+        shown += f"  [{leaf.default}]"
+    # Values go on as text: the configuration tree alone knows what is valid, whatever the source.
+    return click.option(
+        leaf.flag, leaf.name, metavar=_metavar(leaf), multiple=isinstance(leaf.default, tuple), help=shown
+    )
+
+
+def _metavar(leaf: Leaf) -> str:
+    return {int: "N", float: "X"}.get(_base(leaf.type), "TEXT")
+
+
+def _base(annotation: Any) -> Any:
+    """The plain type under Annotated and `| None`."""
+    if hasattr(annotation, "__metadata__"):
+        return _base(annotation.__origin__)
+    parts = [part for part in get_args(annotation) if part is not type(None)]
+    return _base(parts[0]) if parts else annotation

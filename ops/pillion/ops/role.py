@@ -1,0 +1,25 @@
+"""One service in this process: `pillion gateway`, `admission`, `scheduler`, `executor`."""
+
+from importlib import import_module, metadata
+
+import uvloop
+
+from pillion import ids
+from pillion.config import Config
+from pillion.telemetry import logs, tracing
+
+
+def run(role: str, config: Config) -> int:
+    """Runs the service to its end. Returns its exit code."""
+    logs.setup(config.telemetry.log_level, config.telemetry.log_format, role)
+    flush = tracing.setup(role, version(), ids.process_id())
+    try:
+        # Imported here: only the executor may import torch, and only it does.
+        service = import_module(f"pillion.{role}.service")
+        return int(uvloop.run(service.run(config)))
+    finally:
+        flush()
+
+
+def version() -> str:
+    return metadata.version("pillion")

@@ -1,0 +1,191 @@
+"""A stack on this machine: its folders, its lock, and the resolved settings that its services read.
+
+state folder/lock         held by `pillion up` and what it started last; holds the pid
+state folder/stack.toml   the resolved settings, 0600 since they hold keys; there while the stack runs
+socket folder             the state folder, or a short one where a socket's path would be too long
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from pillion.config import Config, ConfigError, load
+
+_LONGEST_SOCKET = 107  # bytes, sun_path less its terminating zero
+_LONGEST_NAME = 40  # bytes kept for a socket's name
+
+
+class StackError(Exception):
+    """The stack cannot run here. One line that says why and what to do."""
+
+
+def private_folder(path: Path) -> Path:
+    """The folder, made if needed, of this user and closed to others. Raises StackError."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise StackError(f"{path} is no folder; remove it, or name another with --state-dir")
+        if found.st_uid != os.getuid():
+            raise StackError(f"{path} belongs to another user; name another folder with --state-dir")
+        if found.st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise StackError(f"cannot use the folder {path}: {reason(error)}") from None
+    return path
+
+
+def socket_folder(state: Path) -> Path:
+    """Where the stack's sockets are; the same for the same state folder. Raises StackError."""
+    if len(os.fsencode(state.absolute())) + 1 + _LONGEST_NAME <= _LONGEST_SOCKET:
+        return private_folder(state.absolute())
+    name = hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:16]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and len(os.fsencode(runtime)) + _LONGEST_NAME < _LONGEST_SOCKET - len(name) - 10:
+        return private_folder(Path(runtime) / f"pillion-{name}")
+    return private_folder(Path(tempfile.gettempdir()) / f"pillion-{os.getuid()}-{name}")
+
+
+def redis_url(socket: Path) -> str:
+    """A socket's URL as redis-py reads it."""
+    return f"unix://{quote(str(socket))}"
+
+
+def reason(error: OSError) -> str:
+    """What the system says, with the remedy where there is one."""
+    if error.errno == errno.ENOSPC:
+        return "the disk is full; free some space, or name a folder on another disk with --state-dir"
+    return (error.strerror or str(error)).lower()
+
+
+class Lock:
+    """The stack's lock. The file holds the pid of the `pillion up` that took it last."""
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / "lock"
+        self.descriptor = -1  # children that outlive a killed parent for a moment inherit it
+
+    def take(self, patience: float = 4.0) -> None:
+        """Waits up to `patience` seconds for what a killed stack left behind to end. Raises StackError."""
+        try:
+            self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            end = time.monotonic() + patience
+            while not self._try():
+                holder = self.holder()
+                if holder and _alive(holder) and time.monotonic() > end - patience / 2:
+                    name = self.path.parent.name
+                    raise StackError(
+                        f"the stack {name!r} is already running (pid {holder}); end it, or start another "
+                        "with --stack NAME --port PORT"
+                    )
+                if time.monotonic() > end:
+                    raise StackError(
+                        f"something of an earlier stack still holds {self.path}; see `fuser {self.path}`"
+                    )
+                time.sleep(0.05)
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            raise StackError(f"cannot write {self.path}: {reason(error)}") from None
+
+    def holder(self) -> int | None:
+        """The pid that the file names."""
+        try:
+            return int(self.path.read_text() or 0) or None
+        except (OSError, ValueError):
+            return None
+
+    def held(self) -> bool:
+        """Whether some process holds it now."""
+        try:
+            with self.path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def write_settings(config: Config) -> Path:
+    """Writes the resolved settings for the children and gives the file. Raises StackError."""
+    path = settings_file(config.state_path)
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.unlink(missing_ok=True)
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(to_toml(config))
+        fresh.replace(path)
+    except OSError as error:
+        raise StackError(f"cannot write {path}: {reason(error)}") from None
+    return path
+
+
+def settings_file(state: Path) -> Path:
+    return state / "stack.toml"
+
+
+def to_toml(config: Config) -> str:
+    """The tree as TOML; what is None is left out."""
+    lines = []
+    for section, fields in msgspec.structs.asdict(config).items():
+        lines.append(f"[{section}]")
+        values = msgspec.structs.asdict(fields).items()
+        lines += [f"{name} = {_toml(value)}" for name, value in values if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def running(config: Config) -> Config | None:
+    """The settings of this stack as it runs now, or None where it does not."""
+    if not Lock(config.state_path).held():
+        return None
+    try:
+        # The file is complete; the caller's own environment has no say in what runs.
+        return load(environ={}, file=settings_file(config.state_path)).config
+    except ConfigError:
+        return None
+
+
+def all_running(config: Config) -> Iterator[tuple[int, Config]]:
+    """Every stack that runs with this state folder, and the pid of its `pillion up`."""
+    for file in sorted(config.state_path.parent.glob("*/stack.toml")):
+        stack = msgspec.structs.replace(config.stack, stack=file.parent.name)
+        found = running(msgspec.structs.replace(config, stack=stack))
+        if found is not None:
+            yield Lock(file.parent).holder() or 0, found
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    # TOML's basic strings take JSON's escapes, but no surrogate pairs and no bare DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

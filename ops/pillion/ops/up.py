@@ -1,0 +1,216 @@
+"""`pillion up`: Valkey and the four services as processes of one stack, under one supervisor."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import msgspec
+
+from pillion.config import Config
+from pillion.modelfiles import ModelFileError, locate
+from pillion.ops import banner, health, ports, stack, valkey
+from pillion.ops.child import Child, exit_words, role_command
+from pillion.ops.restarts import Restarts
+from pillion.ops.stack import StackError
+
+FAILED = 1
+FORCED = 130
+_SERVICES = ("executor", "scheduler", "admission", "gateway")  # the order of the start: the slowest first
+_END_ORDER = ("gateway", "admission", "scheduler", "executor", "valkey")  # who lets work in goes first
+_END_SECONDS = 10.0  # beyond the drain, before a child is killed
+_VALKEY_SECONDS = 120.0  # until it answers, the reading of its log included
+_POLL_SECONDS = 0.2
+_STILL_SECONDS = 10.0  # between two lines that say what is waited for
+
+
+def up(config: Config) -> int:
+    """Runs the stack until a signal, or until a child keeps failing. Returns the exit code."""
+    try:
+        stack.private_folder(config.state_path)
+        lock = stack.Lock(config.state_path)
+        lock.take()
+        config = resolve(config)
+        # Here and not in the services: a download shows its progress, a wrong path is one line.
+        locate(config.model.model, config.model.revision, config.cache_path)
+        settings = stack.write_settings(config)
+    except (StackError, ModelFileError) as error:
+        click.echo(f"pillion: {error}", err=True)
+        return FAILED
+    try:
+        return asyncio.run(Up(config, settings, lock).run())
+    finally:
+        with suppress(OSError):
+            settings.unlink(missing_ok=True)
+
+
+def resolve(config: Config) -> Config:
+    """The settings with all that the services must agree on filled in. Raises StackError."""
+    sockets = stack.socket_folder(config.state_path)
+    if config.stack.redis is None:
+        valkey.binary()
+    port = ports.claim(config.gateway.host, config.gateway.port)
+    replace = msgspec.structs.replace
+    log_format = config.telemetry.log_format
+    return replace(
+        config,
+        stack=replace(
+            config.stack,
+            redis=config.stack.redis or stack.redis_url(sockets / "valkey.sock"),
+            state_dir=str(config.state_path.parent.absolute()),
+            cache_dir=str(config.cache_path.absolute()),
+        ),
+        gateway=replace(config.gateway, port=port),
+        executor=replace(
+            config.executor,
+            executor=config.executor.executor or f"unix:{sockets}/executor-{config.scheduler.replica}.sock",
+        ),
+        # The lines get a prefix and go to whoever started us: text, unless JSON was asked for.
+        telemetry=replace(config.telemetry, log_format="text" if log_format == "auto" else log_format),
+    )
+
+
+class Up:
+    """The processes of one stack."""
+
+    def __init__(self, config: Config, settings: Path, lock: stack.Lock) -> None:
+        self._config = config
+        self._url = banner.url(config)
+        self._done: asyncio.Future[int] | None = None  # set to the exit code when all shall end
+        self._redis_ready = asyncio.Event()
+        self._signals = 0
+        self._forced = asyncio.Event()
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PILLION_")}
+        environ["PYTHONUNBUFFERED"] = "1"
+        colour = sys.stderr.isatty() and "NO_COLOR" not in environ
+        self._children: dict[str, Child] = {}
+        self._socket = stack.socket_folder(config.state_path) / "valkey.sock"
+        if config.stack.redis == stack.redis_url(self._socket):
+            # It gets the time to write its log, and holds the stack's lock while it does.
+            self._children["valkey"] = Child(
+                "valkey", valkey.configure(config.state_path, self._socket), environ, _say, colour,
+                signal.SIGTERM, (lock.descriptor,),
+            )  # fmt: skip
+        for number, role in enumerate(_SERVICES):
+            command = role_command(role, settings)
+            if config.telemetry.metrics_port and role != "gateway":
+                command += ["--metrics-port", str(config.telemetry.metrics_port + number)]
+            self._children[role] = Child(role, command, environ, _say, colour)
+
+    async def run(self) -> int:
+        """Returns the exit code when every process has ended."""
+        loop = asyncio.get_running_loop()
+        self._done = loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        keepers = {role: asyncio.create_task(self._keep(child)) for role, child in self._children.items()}
+        starter = asyncio.create_task(self._start())
+        for task in (starter, *keepers.values()):
+            task.add_done_callback(self._on_task)
+        try:
+            code = await self._done
+            starter.cancel()
+            for keeper in keepers.values():  # from now on nobody is started again
+                keeper.cancel()
+            await asyncio.gather(starter, *keepers.values(), return_exceptions=True)
+            return await self._end(code)
+        finally:
+            for child in self._children.values():
+                child.send(signal.SIGKILL)
+
+    async def _start(self) -> None:
+        """Waits for Valkey, then for the gateway to be ready, and tells what stands."""
+        begin = time.monotonic()
+        if "valkey" in self._children:
+            while not await valkey.ping(self._socket):
+                if time.monotonic() - begin > _VALKEY_SECONDS:
+                    raise StackError(
+                        f"Valkey did not answer on {self._socket} within {_VALKEY_SECONDS:.0f} s"
+                    )
+                await asyncio.sleep(0.02)
+        self._redis_ready.set()
+        said = time.monotonic()
+        while (missing := await asyncio.to_thread(health.gateway, self._url)) is not None:
+            if time.monotonic() - said > _STILL_SECONDS:
+                said = time.monotonic()
+                self._tell(f"not ready after {said - begin:.0f} s: {missing}")
+            await asyncio.sleep(_POLL_SECONDS)
+        for line in await banner.lines(self._config, time.monotonic() - begin):
+            click.echo(line)
+
+    async def _keep(self, child: Child) -> None:
+        """Runs one role's process and starts it again when it dies, until it keeps failing."""
+        if child.role not in ("valkey", "executor"):
+            await self._redis_ready.wait()
+        restarts = Restarts()
+        while True:
+            begin = time.monotonic()
+            try:
+                await child.start()
+            except OSError as error:
+                raise StackError(f"cannot run {child.command[0]}: {error.strerror}") from None
+            pid, code = child.pid, await child.wait()
+            restarts, pause = restarts.died(time.monotonic() - begin, code)
+            self._tell(f"{child.role} {pid} ended: {exit_words(code)}; its last lines:")
+            for line in child.last:
+                self._tell(f"    {line}")
+            if pause is None:
+                raise StackError(
+                    f"{child.role} keeps failing at its start ({exit_words(code)}); its lines above say why"
+                )
+            self._tell(f"starting {child.role} again in {pause:.1f} s")
+            await asyncio.sleep(pause)
+
+    async def _end(self, code: int) -> int:
+        """Ends what runs, in order; at once after a second signal. The exit code."""
+        for role in _END_ORDER:
+            child = self._children.get(role)
+            if child is None or not child.running:
+                continue
+            grace = _END_SECONDS + (self._config.gateway.drain_timeout if role != "valkey" else 0)
+            child.send(signal.SIGTERM)
+            ended = asyncio.create_task(child.wait())
+            forced = asyncio.create_task(self._forced.wait())
+            await asyncio.wait({ended, forced}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+            forced.cancel()
+            if not ended.done():
+                if not self._forced.is_set():
+                    self._tell(f"{role} {child.pid} did not end within {grace:.0f} s and is killed")
+                child.send(signal.SIGKILL)
+            await ended
+        return FORCED if self._forced.is_set() else code
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals == 1:
+            self._tell("ending: running requests are finished first; a second signal ends at once")
+        else:
+            self._forced.set()
+        self._finish(0)
+
+    def _on_task(self, task: "asyncio.Task[None]") -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, StackError):
+            self._tell(str(error))
+        else:
+            self._tell("a defect in `pillion up`; please report it:")
+            for line in "".join(traceback.format_exception(error)).splitlines():
+                self._tell(f"    {line}")
+        self._finish(FAILED)
+
+    def _finish(self, code: int) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(code)
+
+    def _tell(self, text: str) -> None:
+        _say(f"{'up':>9} {os.getpid()} | {text}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

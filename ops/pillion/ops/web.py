@@ -1,0 +1,84 @@
+"""The little HTTP that the command line speaks to a gateway."""
+
+import http.client
+import json
+from collections.abc import Generator
+from contextlib import closing
+from typing import Any
+from urllib.parse import urlsplit
+
+READ_SECONDS = 120.0  # between two pieces of an answer; a stream says something at least that often
+
+
+class Unreachable(Exception):
+    """Nobody answers, or not with HTTP."""
+
+
+class Refused(Exception):
+    """The server answered with an error; the message is the server's own."""
+
+
+def get(url: str, api_key: str | None = None, timeout: float = 5.0) -> tuple[int, Any]:
+    """Status and decoded JSON (the plain text where it is none) of a GET. Raises Unreachable."""
+    try:
+        with closing(_connect(url, timeout)) as connection:
+            connection.request("GET", urlsplit(url).path or "/", headers=_headers(api_key))
+            answer = connection.getresponse()
+            return answer.status, _decoded(answer.read())
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(_reason(error)) from None
+
+
+def stream(url: str, body: dict[str, Any], api_key: str | None = None) -> Generator[Any, None, None]:
+    """The decoded events of a streamed POST, without [DONE]. Raises Unreachable, Refused.
+
+    Closing the iterator closes the connection, which cancels the request.
+    """
+    try:
+        with closing(_connect(url, READ_SECONDS)) as connection:
+            headers = _headers(api_key) | {"Content-Type": "application/json"}
+            connection.request("POST", urlsplit(url).path, json.dumps(body).encode(), headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise Refused(error_message(_decoded(answer.read())))
+            for line in answer:
+                data = line.decode().removeprefix("data:").strip() if line.startswith(b"data:") else ""
+                if data == "[DONE]":
+                    return
+                if data:
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise Refused(error_message(event))
+                    yield event
+    except (OSError, http.client.HTTPException) as error:
+        raise Unreachable(_reason(error)) from None
+
+
+def _connect(url: str, timeout: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout)
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
+def error_message(body: Any) -> str:
+    """The message of an error in OpenAI's shape, else the body as it is."""
+    try:
+        return str(body["error"]["message"])
+    except (KeyError, TypeError):
+        return str(body)[:500]
+
+
+def _decoded(body: bytes) -> Any:
+    text = body.decode(errors="replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -48,7 +48,7 @@ class Model(Section, frozen=True):
     model: Annotated[str, Meta(description="safetensors folder, GGUF file, hub id, or `demo`")] = "demo"
     revision: Annotated[str | None, Meta(description="revision of a hub id")] = None
     served_model_name: Annotated[
-        str | None, Meta(description="name that clients use [last part of the model's path]")
+        str | None, Meta(description="name that clients use [as in --model]")
     ] = None
     dtype: Annotated[
         str,
@@ -174,7 +174,8 @@ class Telemetry(Section, frozen=True):
         str, Meta(description="address of the metrics endpoint (the gateway serves /metrics itself)")
     ] = "127.0.0.1"
     metrics_port: Annotated[
-        int | None, Meta(description="port of the metrics endpoint; 0 takes a free one [off]", ge=0, le=65535)
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        Meta(description="port of the metrics endpoint; 0 takes a free one [off]"),
     ] = None
 
 

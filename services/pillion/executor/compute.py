@@ -16,11 +16,30 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class Parts(Protocol):
+    """Where a step's time went, seconds."""
+
+    @property
+    def prepare(self) -> float: ...
+
+    @property
+    def forward(self) -> float: ...
+
+    @property
+    def logits(self) -> float: ...
+
+    @property
+    def sample(self) -> float: ...
+
+
 class Engine(Protocol):
     """What the service needs of `pillion.executor.engine.Engine`."""
 
     @property
     def facts(self) -> Facts: ...
+
+    @property
+    def parts(self) -> Parts: ...
 
     def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult: ...
 
@@ -36,6 +55,7 @@ class Step:
     error: str
     began: float
     ended: float
+    parts: Parts
     gap: float | None  # idle seconds before it, where the step before it had left work to do
 
     def message(self) -> executor_pb2.FromExecutor:
@@ -88,4 +108,4 @@ class Compute:
             result.step = plan.step
             result.seconds = end - start
             result.gap_seconds = idle if gap is not None else 0.0
-        return Step(plan, result, error, began, began + (end - start), gap)
+        return Step(plan, result, error, began, began + (end - start), engine.parts, gap)

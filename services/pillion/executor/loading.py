@@ -41,12 +41,14 @@ def load(config: Config, say: Say) -> Loaded:
 
 
 def describe(engine: Engine, threads: int) -> list[str]:
+    """Lines for the user; the last ones say what does not stand as asked for."""
     facts = engine.facts
     usable = facts.num_blocks - 1  # block 0 is never given out
-    whole = usable // -(-facts.max_model_len // facts.block_size)
+    whole = min(usable // -(-facts.max_model_len // facts.block_size), facts.max_num_seqs)
     return [
         f"model {facts.model}, {facts.dtype}, {threads} threads",
         f"backend {facts.backend}: {engine.reason}",
-        f"{usable} KV blocks of {facts.block_size} tokens; {whole} requests of the full length"
-        f" of {facts.max_model_len} tokens fit at once",
+        f"{usable} KV blocks of {facts.block_size} tokens, {engine.kv_cache_bytes >> 20} MiB;"
+        f" {whole} requests of the full {facts.max_model_len} tokens fit at once",
+        *engine.notes,
     ]

@@ -11,6 +11,10 @@ class Watch:
     def __init__(self, metrics: Metrics, spans: Spans) -> None:
         self._seconds = metrics[names.STEP_SECONDS]
         self._gap = metrics[names.STEP_GAP_SECONDS]
+        self._parts = {
+            part: metrics[names.STEP_PART_SECONDS].labels(part=part)
+            for part in ("prepare", "forward", "logits", "sample")
+        }
         self._failed = metrics[names.STEPS_FAILED]
         self._spans = spans
 
@@ -20,6 +24,8 @@ class Watch:
             self._failed.inc()
             return
         self._seconds.observe(step.result.seconds)
+        for part, counter in self._parts.items():
+            counter.inc(getattr(step.parts, part))
         if step.gap is not None:
             self._gap.observe(step.gap)
 

@@ -12,6 +12,8 @@ import pytest
 from pillion.config import load
 from pillion.modelfiles import Located, locate
 
+pytest_plugins = ["tests.servers"]
+
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -86,7 +88,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """
     made: dict[tuple[Any, ...], Path] = {}
 
-    def make(name: str, kind: str = "safetensors", *, weights: str = "F32", shards: int = 1, seed: int = 0) -> Path:
+    def make(
+        name: str, kind: str = "safetensors", *, weights: str = "F32", shards: int = 1, seed: int = 0
+    ) -> Path:
         key = (name, kind, weights, shards, seed)
         if key not in made:
             target = tmp_path_factory.mktemp(f"{name}-{kind}-{weights}", numbered=True)
@@ -117,14 +121,18 @@ def _model(name: str, seed: int) -> Any:
             elif parameter.dim() == 1:
                 parameter.copy_(0.3 * noise)
             else:
-                parameter.copy_(noise * (1.0 if "embed" in parameter_name else 1.5 / math.sqrt(parameter.shape[1])))
+                parameter.copy_(
+                    noise * (1.0 if "embed" in parameter_name else 1.5 / math.sqrt(parameter.shape[1]))
+                )
     return model
 
 
 def _write_folder(name: str, folder: Path, weights: str, shards: int, seed: int) -> None:
     import torch
 
-    model = _model(name, seed).to({"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[weights])
+    model = _model(name, seed).to(
+        {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[weights]
+    )
     total = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     model.save_pretrained(folder, max_shard_size=total if shards == 1 else total // shards)
     _tokenizer().save(str(folder / "tokenizer.json"))
@@ -243,7 +251,9 @@ def _add_tokenizer(writer: Any, size: int) -> None:
 
     tokenizer = _tokenizer()
     known = tokenizer.get_vocab_size()
-    tokens = [tokenizer.id_to_token(number) for number in range(known)] + [f"[PAD{n}]" for n in range(known, size)]
+    tokens = [tokenizer.id_to_token(number) for number in range(known)] + [
+        f"[PAD{n}]" for n in range(known, size)
+    ]
     types = [TokenType.CONTROL] * len(SPECIAL) + [TokenType.NORMAL] * (known - len(SPECIAL))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

@@ -35,11 +35,11 @@ class Link:
         self.replica = replica
         self.why_not = "no executor is attached"  # for readiness; empty while attached
         self._deliver = deliver
-        self._plans: asyncio.Queue[Plan] = asyncio.Queue(PLANS)
+        self._plans: asyncio.Queue[Plan] | None = None  # of this attachment; a former one's takes nothing more
 
     def send(self, plan: Plan) -> None:
         """Plans that are sent while nothing is attached are lost, as `Disconnected` says."""
-        if not self.why_not:
+        if self._plans is not None:
             self._plans.put_nowait(plan)
 
     async def run(self, epoch: int) -> None:
@@ -52,24 +52,17 @@ class Link:
                     self._lost("the executor ended the stream")
                 except grpc.aio.AioRpcError as error:
                     self._lost(f"executor at {self.address}: {error.code().name.lower()}: {error.details()}")
-                finally:
-                    if not self.why_not:  # cancelled
-                        self.why_not = "the scheduler is stopping"
                 await asyncio.sleep(_RETRY)
 
     def _lost(self, reason: str) -> None:
-        attached = not self.why_not
-        if attached:
+        if self._plans is not None:
             log.warning("executor lost: %s", reason)
-        if attached or self.why_not.startswith("no executor"):
-            self.why_not = reason
-        if attached:
-            while not self._plans.empty():
-                self._plans.get_nowait()
+            self.why_not, self._plans = reason, None
             self._deliver(Disconnected())
 
     async def _attach(self, stub: executor_pb2_grpc.ExecutorStub, epoch: int) -> None:
-        call = stub.Attach(self._messages(epoch))
+        plans: asyncio.Queue[Plan] = asyncio.Queue(PLANS)
+        call = stub.Attach(self._messages(epoch, plans))
         try:
             async for message in call:
                 match message.WhichOneof("message"):
@@ -81,7 +74,7 @@ class Link:
                     case "facts":
                         facts = wire.facts(message.facts)
                         log.info("executor attached: %s, %s, %s", facts.model, facts.dtype, facts.backend)
-                        self.why_not = ""
+                        self.why_not, self._plans = "", plans
                         self._deliver(Connected(facts))
                     case "refused":
                         self._refused(message.refused)
@@ -96,7 +89,7 @@ class Link:
             raise Stop(Exit.USAGE, refused.message)
         self.why_not = refused.message
 
-    async def _messages(self, epoch: int) -> AsyncIterator[pb.ToExecutor]:
+    async def _messages(self, epoch: int, plans: asyncio.Queue[Plan]) -> AsyncIterator[pb.ToExecutor]:
         yield wire.open_message(epoch, self.replica)
         while True:
-            yield wire.plan_message(await self._plans.get())
+            yield wire.plan_message(await plans.get())

@@ -1,0 +1,262 @@
+"""The scheduler's process with a real Valkey and a real executor; the test plays admission and gateway."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pillion.bus import Connection, Keys, append
+from pillion.bus.journal import read_record
+from pillion.contracts.entries import (
+    Cancel,
+    Heartbeat,
+    Request,
+    Sampling,
+    StepOutput,
+    Tokens,
+    decode,
+    encode,
+)
+
+KEYS = Keys("default")
+
+
+def request(name: str, length: int = 20, output: int = 40, **fields: object) -> Request:
+    prompt = tuple((7 * index + len(name)) % 250 + 3 for index in range(length))
+    sampling = Sampling(seed=5, temperature=1.0, ignore_eos=True)
+    return Request(
+        **{"id": name, "gateway": "g", "model": "m", "prompts": (prompt,), "sampling": sampling,
+           "arrival": time.time(), "max_tokens": output} | fields
+    )  # fmt: skip
+
+
+class Client:
+    """Writes run entries and reads the `out` stream."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.items: list[Tokens] = []
+        self.refusals: list[str] = []
+        self.last = "0-0"
+
+    async def send(self, *requests: Request) -> None:
+        for one in requests:
+            await append(self.connection, KEYS.run("0"), encode(one))
+
+    async def poll(self) -> None:
+        answer = await self.connection.call("XRANGE", KEYS.out("g"), "(" + self.last, "+")
+        for identity, fields in answer:
+            self.last = identity.decode()
+            output = decode(fields[1], StepOutput)
+            self.items += output.items
+            self.refusals += [refusal.message for refusal in output.refusals]
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await self.poll()
+                await asyncio.sleep(0.005)
+
+    def tokens(self, name: str, choice: int = 0) -> list[int]:
+        """Joined by position. Each position is there once, and in order."""
+        tokens: list[int] = []
+        for item in self.items:
+            if item.request == name and item.choice == choice:
+                assert item.position == len(tokens), "a position is missing or doubled"
+                tokens += item.tokens
+        return tokens
+
+    def finish(self, name: str) -> str | None:
+        return next((item.finish for item in self.items if item.request == name and item.finish), None)
+
+    async def ready(self) -> Heartbeat:
+        async with asyncio.timeout(60):
+            while True:
+                payload = await self.connection.call("HGET", KEYS.replicas, "0")
+                if payload is not None and (beat := decode(payload, Heartbeat)).state == "ready":
+                    return beat
+                await asyncio.sleep(0.02)
+
+    async def left(self) -> tuple[int, int]:
+        """Entries in the run stream, and those that are pending."""
+        pending = await self.connection.call("XPENDING", KEYS.run("0"), "scheduler")
+        return await self.connection.call("XLEN", KEYS.run("0")), pending[0]
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[Client]:
+    connection = Connection(url, "test")
+    try:
+        yield Client(connection)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+def stack(processes, tiny_model):
+    running = processes(
+        model=tiny_model("llama3"), dtype="float32", block_size=16, num_kv_blocks=64, lease_seconds=1.0
+    )
+    running.start("executor")
+    return running
+
+
+async def undisturbed(valkey, stack, *requests: Request) -> dict[str, list[int]]:
+    """What the requests bring when nothing happens to them; run under other names, on the same executor."""
+    async with client(valkey.url) as probe:
+        await probe.ready()
+        renamed = [Request(**{**fields(one), "id": one.id + "-alone"}) for one in requests]
+        await probe.send(*renamed)
+        await probe.until(lambda: all(probe.finish(one.id) for one in renamed))
+        return {one.id: probe.tokens(one.id + "-alone") for one in requests}
+
+
+def fields(one: Request) -> dict[str, object]:
+    return {name: getattr(one, name) for name in Request.__struct_fields__}
+
+
+async def test_tokens_are_journalled_published_and_folded(valkey, stack):
+    stack.start("scheduler")
+    async with client(valkey.url) as one:
+        beat = await one.ready()
+        assert beat.facts is not None
+        assert beat.facts.num_blocks == 64
+        await one.send(request("a"), request("b", length=50, output=7))
+        await one.until(lambda: bool(one.finish("a") and one.finish("b")))
+        assert len(one.tokens("a")) == 40
+        assert len(one.tokens("b")) == 7
+        assert one.finish("b") == "length"
+        record = await read_record(one.connection, KEYS, "a")
+        assert record is not None
+        assert list(record.choices[0].tokens) == one.tokens("a")
+        assert await one.left() == (0, 0)
+
+
+async def test_a_killed_scheduler_goes_on_with_the_same_tokens(valkey, stack):
+    first = stack.start("scheduler")
+    wanted = [request("a", output=300), request("b", length=40, output=200)]
+    alone = await undisturbed(valkey, stack, *wanted)
+    async with client(valkey.url) as one:
+        await one.send(*wanted)
+        await one.until(lambda: len(one.tokens("a")) >= 20)
+        first.kill()
+        first.wait(10)
+        await one.poll()
+        before = len(one.tokens("a"))
+        assert before < 300
+        assert (await one.left())[1] == 2  # both are still owed
+        stack.start("scheduler")
+        await one.until(lambda: bool(one.finish("a") and one.finish("b")))
+        assert one.tokens("a") == alone["a"]
+        assert one.tokens("b") == alone["b"]
+        assert {item.request for item in one.items if item.position >= before} >= {"a"}
+        assert await one.left() == (0, 0)
+        assert "goes on with 2 requests of a predecessor" in stack.log("scheduler")
+
+
+async def test_a_killed_executor_is_attached_again(valkey, processes, tiny_model):
+    stack = processes(model=tiny_model("llama3"), dtype="float32", block_size=16, num_kv_blocks=64)
+    executor = stack.start("executor")
+    stack.start("scheduler")
+    wanted = request("a", output=400)
+    alone = await undisturbed(valkey, stack, wanted)
+    async with client(valkey.url) as one:
+        await one.send(wanted)
+        await one.until(lambda: len(one.tokens("a")) >= 20)
+        executor.kill()
+        executor.wait(10)
+        assert len(one.tokens("a")) < 400
+        stack.start("executor")
+        await one.until(lambda: bool(one.finish("a")))
+        assert one.finish("a") == "length", [item for item in one.items if item.finish]
+        assert one.tokens("a") == alone["a"]
+        assert stack.log("scheduler").count("executor lost") == 1
+
+
+async def test_a_frozen_scheduler_that_wakes_writes_nothing_more(valkey, stack):
+    frozen = stack.start("scheduler")
+    wanted = request("a", output=400)
+    alone = await undisturbed(valkey, stack, wanted)
+    async with client(valkey.url) as one:
+        await one.send(wanted)
+        await one.until(lambda: len(one.tokens("a")) >= 20)
+        frozen.send_signal(signal.SIGSTOP)
+        stack.start("scheduler")
+        await one.until(lambda: len(one.tokens("a")) >= 200)
+        frozen.send_signal(signal.SIGCONT)
+        await asyncio.to_thread(frozen.wait, 30)
+        assert frozen.returncode == 75  # lease lost
+        await one.until(lambda: bool(one.finish("a")))
+        assert one.tokens("a") == alone["a"]
+
+
+async def test_a_cancel_ends_a_running_and_a_waiting_request(valkey, stack):
+    stack.start("scheduler")
+    async with client(valkey.url) as one:
+        await one.ready()
+        await one.connection.call("SET", KEYS.tombstone("late"), "1")
+        await one.send(request("long", output=900), request("late", output=900))
+        await one.until(lambda: len(one.tokens("long")) >= 5 and one.finish("late") == "cancelled")
+        assert one.tokens("late") == []
+        await append(one.connection, KEYS.cancel, encode(Cancel(request="long")))
+        await one.until(lambda: one.finish("long") == "cancelled")
+        assert len(one.tokens("long")) < 900
+        assert await one.left() == (0, 0)
+        async with asyncio.timeout(10):  # every block is back
+            while (beat := await one.ready()).kv_usage or beat.running:
+                await asyncio.sleep(0.05)
+
+
+async def test_what_cannot_be_read_or_never_fits_is_set_aside(valkey, stack):
+    stack.start("scheduler")
+    async with client(valkey.url) as one:
+        await one.ready()
+        await append(one.connection, KEYS.run("0"), b"\xc1 no entry")
+        await one.send(request("big", length=1200, output=10), request("fits", output=3))
+        await one.until(lambda: bool(one.refusals) and bool(one.finish("fits")))
+        assert "at most 1008 tokens" in one.refusals[0]  # 63 blocks of 16
+        assert await one.left() == (0, 0)
+        assert await one.connection.call("XLEN", KEYS.dead) == 1
+
+
+async def test_redis_commands_per_step_do_not_grow_with_the_sequences(valkey, stack):
+    stack.start("scheduler")
+    async with client(valkey.url) as one:
+        await one.ready()
+
+        async def calls() -> int:
+            text = (await one.connection.call("INFO", "commandstats")).decode()
+            return sum(
+                int(line.split("calls=")[1].split(",")[0])
+                for line in text.splitlines()
+                if line.startswith(("cmdstat_evalsha", "cmdstat_eval:"))
+            )
+
+        async def run(count: int) -> float:
+            """Scripts a step while `count` sequences decode."""
+            names = [f"{count}-{index}" for index in range(count)]
+            before, steps = await calls(), (await one.ready()).steps
+            await one.send(*(request(name, length=5, output=60) for name in names))
+            await one.until(lambda: all(map(one.finish, names)))
+            await asyncio.sleep(0.3)
+            return (await calls() - before) / ((await one.ready()).steps - steps)
+
+        alone, together = await run(1), await run(32)
+        assert together < alone * 1.25
+        assert alone < 1.5  # one publication, and now and then the lease's renewal
+
+
+async def test_sigterm_drains(valkey, stack):
+    scheduler = stack.start("scheduler")
+    async with client(valkey.url) as one:
+        await one.ready()
+        await one.send(request("a", output=200))
+        await one.until(lambda: len(one.tokens("a")) >= 5)
+        scheduler.terminate()
+        await one.until(lambda: bool(one.finish("a")))
+        assert one.finish("a") == "length"
+        assert await asyncio.to_thread(scheduler.wait, 30) == 0
+        assert await one.connection.call("EXISTS", KEYS.lease("replica:0")) == 0

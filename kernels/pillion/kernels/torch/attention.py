@@ -6,6 +6,7 @@ bit-equal. Scores of a query are one softmax over its spans; hidden keys weigh e
 how many follow. The spans' outputs are added in ascending order.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,11 +51,30 @@ class _Piece:
         return self.last - self.first
 
 
+class Scratch:
+    """Memory for intermediates, by name; grows to what is asked for and is then used again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Undefined content, of the shape; the last taker of this name loses it."""
+        count = math.prod(shape)
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < count or buffer.dtype != dtype:
+            buffer = self._buffers[name] = torch.empty(count, dtype=dtype, device=self._device)
+        return buffer[:count].view(shape)
+
+
 class Attention:
     """One step's attention. Groups are made once for each window that layers have."""
 
-    def __init__(self, cache: PagedCache, batch: AttentionBatch, heads: int, row_multiple: int) -> None:
+    def __init__(
+        self, cache: PagedCache, batch: AttentionBatch, heads: int, row_multiple: int, scratch: "Scratch"
+    ) -> None:
         shape = cache.shape
+        self.scratch = scratch
         self.cache = cache
         self.batch = batch
         self.heads = heads
@@ -179,27 +199,52 @@ class Attention:
         batch, tokens, share = group.batch, group.tokens, self.group_size
         real = tokens * share
         items = batch * heads
+        products = items * spans
+        scratch = self.scratch
 
-        query = q.new_zeros(batch, heads, spans, padded, size, dtype=torch.float32)
+        query = scratch.take("query", batch, heads, spans, padded, size)
+        query[:, :, :, real:] = 0
         scaled = (q[group.rows] * self.scale).view(batch, tokens, heads, share, size).transpose(1, 2)
         query[:, :, :, :real].copy_(scaled.reshape(batch, heads, 1, real, size).expand(-1, -1, spans, -1, -1))
 
-        keys = torch.index_select(self.cache.k_blocks[layer], 0, group.gather).float()
-        scores = torch.bmm(query.view(items * spans, padded, size), keys.view(-1, span, size).transpose(1, 2))
-        scores.view(batch, heads, spans, padded, span)[:, :, group.masked_from :].masked_fill_(
-            group.hidden, float("-inf")
-        )
-        if spans > 1:
-            scores = scores.view(items, spans, padded, span).transpose(1, 2)
-        weights = torch.softmax(scores.reshape(items * padded, spans * span), -1)
-        if spans > 1:
-            weights = weights.view(items, padded, spans, span).transpose(1, 2)
-        weights = weights.reshape(items * spans, padded, span)
+        scores = scratch.take("scores", products, padded, span)
+        keys = self._gather(self.cache.k_blocks[layer], group).view(products, span, size)
+        torch.bmm(query.view(products, padded, size), keys.transpose(1, 2), out=scores)
+        by_span = scores.view(batch, heads, spans, padded, span)
+        by_span[:, :, group.masked_from :].masked_fill_(group.hidden, float("-inf"))
 
-        values = torch.index_select(self.cache.v_blocks[layer], 0, group.gather).float()
-        parts = torch.bmm(weights, values.view(-1, span, size)).view(items, spans, padded, size)
+        weights = scratch.take("weights", products, padded, span)
+        if spans == 1:
+            torch.softmax(scores, -1, out=weights)
+        else:
+            # One row a query for the softmax, one matrix a span for the products.
+            by_query = weights.view(items, padded, spans, span)
+            by_query.copy_(scores.view(items, spans, padded, span).transpose(1, 2))
+            flat = (items * padded, spans * span)
+            torch.softmax(weights.view(flat), -1, out=scores.view(flat))
+            weights.view(items, spans, padded, span).copy_(
+                scores.view(items, padded, spans, span).transpose(1, 2)
+            )
+
+        parts = scratch.take("parts", products, padded, size)
+        torch.bmm(
+            weights, self._gather(self.cache.v_blocks[layer], group).view(products, span, size), out=parts
+        )
+        parts = parts.view(items, spans, padded, size)
         total = parts[:, 0]
         for index in range(1, spans):
-            total = total.add_(parts[:, index])
+            total.add_(parts[:, index])
         result = total[:, :real].view(batch, heads, tokens, share, size).transpose(1, 2)
-        self.out[group.rows] = result.reshape(batch * tokens, self.heads * size).to(self.out.dtype)
+        if isinstance(group.rows, slice):
+            self.out[group.rows].view(result.shape).copy_(result)
+        else:
+            self.out[group.rows] = result.reshape(batch * tokens, self.heads * size).to(self.out.dtype)
+
+    def _gather(self, blocks: Tensor, group: Group) -> Tensor:
+        """The group's blocks in float32; the memory is used again for the next."""
+        found = self.scratch.take("float", len(group.gather), blocks.shape[1])
+        if blocks.dtype == torch.float32:
+            return torch.index_select(blocks, 0, group.gather, out=found)
+        raw = self.scratch.take("raw", len(group.gather), blocks.shape[1], dtype=blocks.dtype)
+        torch.index_select(blocks, 0, group.gather, out=raw)
+        return found.copy_(raw)

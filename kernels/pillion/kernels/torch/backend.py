@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pillion.kernels.interface import AttentionBatch, CacheShape, Capabilities, Linear
-from pillion.kernels.torch.attention import SPAN, TILE, Attention
+from pillion.kernels.torch.attention import SPAN, TILE, Attention, Scratch
 from pillion.kernels.torch.cache import PagedCache
 from pillion.kernels.torch.linear import PackedLinear, PlainLinear, packable
 
@@ -25,6 +25,7 @@ class TorchBackend:
     )
 
     def __init__(self) -> None:
+        self._scratch: Scratch | None = None
         self._row_multiples: dict[tuple[int, int, str], int] = {}
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
@@ -61,7 +62,9 @@ class TorchBackend:
         multiple = self._row_multiples.get(key)
         if multiple is None:
             multiple = self._row_multiples[key] = row_multiple(key[0], key[1], shape.device)
-        return Attention(cache, batch, heads, multiple)
+        if self._scratch is None:
+            self._scratch = Scratch(shape.device)
+        return Attention(cache, batch, heads, multiple, self._scratch)
 
     def attention(
         self, step: Attention, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None = None

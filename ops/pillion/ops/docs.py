@@ -1,0 +1,72 @@
+"""Pages of `docs/` that are generated: `python -m pillion.ops.docs` writes them, a test holds them equal."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pillion.config import leaves
+from pillion.telemetry import names
+
+_LAYERS = {
+    "gateway": "Gateway, by OpenTelemetry's GenAI conventions",
+    "user": "What users see",
+    "queue": "Queue",
+    "scheduler": "Scheduler",
+    "executor": "Executor",
+    "process": "Every process",
+}
+
+
+def metrics() -> str:
+    """`docs/metrics.md`."""
+    lines = [
+        "# Metrics",
+        "",
+        "The gateway serves `/metrics` on its own port; the other processes on `--metrics-port`. Seconds and",
+        "bytes everywhere; no label carries an id or a user's text.",
+    ]
+    for layer, title in _LAYERS.items():
+        lines += ["", f"## {title}", "", "| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+        for metric in names.METRICS:
+            if metric.layer == layer:
+                labels = ", ".join(f"`{label}`" for label in metric.labels)
+                lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(lines) + "\n"
+
+
+def configuration() -> str:
+    """`docs/configuration.md`."""
+    lines = [
+        "# Configuration",
+        "",
+        "Defaults < TOML file (`--config`, `PILLION_CONFIG`) < `PILLION_*` environment < flags. Unknown keys are",
+        "refused. `pillion config show` tells each value and where it came from.",
+    ]
+    section = ""
+    for leaf in leaves():
+        if leaf.section != section:
+            section = leaf.section
+            lines += [
+                "",
+                f"## [{section}]",
+                "",
+                "| key | flag | default | meaning |",
+                "| --- | --- | --- | --- |",
+            ]
+        default = "" if leaf.default in (None, ()) else f"`{leaf.default}`"
+        flag = f"{leaf.flag}/--no-{leaf.flag[2:]}" if isinstance(leaf.default, bool) else leaf.flag
+        lines.append(f"| `{leaf.name}` | `{flag}` | {default} | {leaf.help} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"metrics.md": metrics, "configuration.md": configuration}
+
+
+def main() -> None:
+    folder = Path(__file__).parents[3] / "docs"
+    for name, page in PAGES.items():
+        (folder / name).write_text(page())
+        print(f"docs/{name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""Generated pages are as the code has it."""
+
+from pathlib import Path
+
+import pytest
+
+from pillion.ops.docs import PAGES
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_what_the_code_says(name):
+    assert (DOCS / name).read_text() == PAGES[name](), "run `python -m pillion.ops.docs`"

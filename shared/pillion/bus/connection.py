@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, TimeoutError
+from redis.exceptions import BusyLoadingError, ConnectionError, RedisError
+from redis.exceptions import TimeoutError as NoAnswer
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-UNREACHABLE = (ConnectionError, TimeoutError, BusyLoadingError, OSError)
+UNREACHABLE = (ConnectionError, NoAnswer, BusyLoadingError, OSError)
 """Redis is gone or not ready; the command may or may not have run."""
 
 COMMAND_DEADLINE = 10.0  # seconds, beyond what a blocking command blocks
@@ -42,12 +43,12 @@ class Connection:
             socket_connect_timeout=5.0,
             socket_timeout=None,
         )
-        self._redis.response_callbacks.clear()  # answers as the protocol has them, of one shape for every version
+        self._redis.response_callbacks.clear()  # plain answers, of one shape for every version
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def call(self, *args: Any, deadline: float = COMMAND_DEADLINE) -> Any:
         """Runs one command and returns its plain RESP answer. Raises redis.exceptions.RedisError."""
-        return await self._whole(lambda client: client.execute_command(*args), deadline)
+        return await self._whole(lambda client: _execute(client, *args), deadline)
 
     async def pipeline(self, *commands: tuple[Any, ...], deadline: float = COMMAND_DEADLINE) -> list[Any]:
         """Runs commands in one round trip, not as a transaction. The first error is raised."""
@@ -84,8 +85,12 @@ class Connection:
                 # On a timeout redis-py closes the connection, and with it the late answer.
                 async with asyncio.timeout(deadline):
                     return await run(self._redis)
-            except asyncio.TimeoutError:
-                raise TimeoutError(f"{self.name}: no answer from Redis within {deadline:g} s") from None
+            except TimeoutError:
+                raise NoAnswer(f"{self.name}: no answer from Redis within {deadline:g} s") from None
+
+
+async def _execute(client: "aioredis.Redis", *args: Any) -> Any:
+    return await client.execute_command(*args)  # type: ignore[no-untyped-call]
 
 
 async def retrying(

@@ -80,6 +80,15 @@ return redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[4])
 """
 )
 
+# KEYS lease, source; ARGV epoch, group, entry id. The entry ends without a word: another one has the same.
+DISCARD = Script(
+    _FENCE
+    + """
+if redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) == 0 then return 0 end
+return redis.call('XDEL', KEYS[2], ARGV[3])
+"""
+)
+
 # One step of one replica, whole: journal first, then each gateway's share, then what finished.
 # KEYS lease, journal, run, then one `out` per payload, then one record per finished request.
 # ARGV epoch, group, journal payload, out maxlen, record ttl s, number of outs, outs' payloads...,

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redis.exceptions import ResponseError
 
@@ -27,9 +28,10 @@ class TooLong(Exception):
 
 
 async def append(connection: Connection, key: str, payload: bytes, maxlen: int | None = None) -> str:
-    """Adds an entry and answers its id. `maxlen` trims (about) to that length: only for streams that may be."""
+    """Adds an entry and answers its id. `maxlen` trims (about) to that length, where that is allowed."""
     trim = () if maxlen is None else ("MAXLEN", "~", maxlen)
-    return (await connection.call("XADD", key, *trim, "*", "e", payload)).decode()
+    identity: bytes = await connection.call("XADD", key, *trim, "*", "e", payload)
+    return identity.decode()
 
 
 async def append_bounded(connection: Connection, key: str, payload: bytes, bound: int) -> str:
@@ -39,7 +41,7 @@ async def append_bounded(connection: Connection, key: str, payload: bytes, bound
     return await append(connection, key, payload)
 
 
-def _entries(answer: object) -> list[Entry]:
+def _entries(answer: Any) -> list[Entry]:
     """The entries of one XREAD or XREADGROUP answer, RESP2 (list) or RESP3 (dict)."""
     if not answer:
         return []
@@ -47,7 +49,7 @@ def _entries(answer: object) -> list[Entry]:
     return [_entry(raw) for _, raws in pairs for raw in raws]
 
 
-def _entry(raw: list) -> Entry:
+def _entry(raw: Sequence[Any]) -> Entry:
     identity, fields = raw
     if isinstance(fields, dict):
         payload = fields.get(b"e", b"")

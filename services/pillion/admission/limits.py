@@ -1,0 +1,83 @@
+"""What can never run, and what the client is told."""
+
+import math
+from collections.abc import Iterable
+
+from pillion.contracts.entries import Facts, Refusal, Request
+
+
+def longest(facts: Facts) -> int:
+    """Most tokens of a sequence, prompt and output: the last needs no KV, and block 0 is not given out."""
+    return min(facts.max_model_len, (facts.num_blocks - 1) * facts.block_size + 1)
+
+
+def fits(request: Request, facts: Facts) -> bool:
+    """Whether each of its sequences can run alone on a replica with these facts."""
+    return max(map(len, request.prompts)) + (request.max_tokens or 1) <= longest(facts)
+
+
+def malformed(request: Request) -> Refusal | None:
+    """What no replica of any size could run."""
+    if not request.prompts or not all(request.prompts):
+        return _invalid(request, "the prompt is empty; give at least one token", "prompt")
+    if request.max_tokens is not None and request.max_tokens < 1:
+        return _invalid(request, f"max_tokens is {request.max_tokens}; it must be at least 1", "max_tokens")
+    if request.n < 1:
+        return _invalid(request, f"n is {request.n}; it must be at least 1", "n")
+    return None
+
+
+def too_long(request: Request, replicas: Iterable[Facts]) -> Refusal:
+    """For a request that fits none of the replicas of its model: names the parameter and the true limits."""
+    facts = max(replicas, key=longest)
+    limit, prompt = longest(facts), max(map(len, request.prompts))
+    if limit < facts.max_model_len:
+        blocks = facts.num_blocks - 1
+        why = f", what its KV cache of {blocks} blocks of {facts.block_size} can hold"
+    else:
+        why = ""
+    asked = (
+        "one must be left for the output"
+        if request.max_tokens is None
+        else f"max_tokens is {request.max_tokens}"
+    )
+    return _invalid(
+        request,
+        f"{request.model} takes at most {limit} tokens, prompt and output together{why}; "
+        f"the prompt has {prompt}, {asked}",
+        "prompt" if prompt >= limit else "max_tokens",
+        "context_length_exceeded",
+    )
+
+
+def unknown_model(request: Request, models: Iterable[str]) -> Refusal:
+    served = ", ".join(sorted(models))
+    message = f"the model {request.model!r} is not served here; there is {served}"
+    return Refusal(request.id, 404, message, "invalid_request_error", "model", "model_not_found")
+
+
+def too_late(request: Request) -> Refusal:
+    message = "the request's deadline passed before a replica had room for it"
+    return Refusal(request.id, 504, message, "timeout_error", code="deadline_exceeded")
+
+
+def queue_full(request: Request, waiting: int, tokens: int, rate: float) -> Refusal:
+    """`tokens` wait; `rate` are computed a second. The time to come back is when they are through."""
+    seconds = float(min(60, max(1, math.ceil(tokens / rate)))) if rate > 0 else 5.0
+    message = f"{waiting} requests wait already, and no more may; try again in {seconds:.0f} s"
+    return Refusal(request.id, 429, message, "overloaded_error", code="queue_full", retry_after=seconds)
+
+
+def unreadable(request: str, reason: str) -> Refusal:
+    return Refusal(
+        request, 500, f"the request could not be read: {reason}", "server_error", code="unreadable_request"
+    )
+
+
+def given_up(request: str, deliveries: int) -> Refusal:
+    message = f"the request was given up after {deliveries} attempts to admit it"
+    return Refusal(request, 500, message, "server_error", code="poison_request")
+
+
+def _invalid(request: Request, message: str, param: str, code: str | None = None) -> Refusal:
+    return Refusal(request.id, 400, message, param=param, code=code)

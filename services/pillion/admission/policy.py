@@ -1,0 +1,225 @@
+"""Admission's decisions, pure: events in, actions out. Times are seconds since the epoch."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pillion.admission import limits
+from pillion.admission.limits import fits
+from pillion.admission.line import Line, Waiting, prompt_tokens
+from pillion.admission.route import Replicas
+from pillion.contracts.entries import Facts, Heartbeat, Refusal, Request
+
+# --- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """An entry was read, or taken over from a predecessor. `cancelled`: a tombstone was found."""
+
+    request: Request
+    entry: str
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """`choice` None ends all choices of the request."""
+
+    request: str
+    choice: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A heartbeat. Not `live`: the last one of a replica, left in Redis, of unknown age."""
+
+    beat: Heartbeat
+    live: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """The end of a `Forward`. `entry` None: another hand-over had come first."""
+
+    request: str
+    replica: str
+    entry: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """The time asked for by `wake_at` has come."""
+
+
+LEVELS = ("high", "normal", "low")
+"""Priorities below, at and above 0."""
+
+Event = Arrived | Cancelled | Heard | Forwarded | Woken
+
+# --- actions ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Hand the entry over to the replica; answer with `Forwarded`."""
+
+    waiting: Waiting
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Settle the entry with a refusal. `reason` is the metric's label."""
+
+    waiting: Waiting
+    refusal: Refusal
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Settle the entry of a cancelled request with the last item of each choice."""
+
+    waiting: Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The same request stands in a later entry; this one ends without a word."""
+
+    entry: str
+
+
+Action = Forward | Refuse | End | Drop
+
+
+class Policy:
+    """Holds the line of waiting requests and what is known of the replicas.
+
+    Whoever is first in line is served first: a replica that it could run on takes nobody behind it. So a
+    long prompt is not overtaken by short ones without end, and a model without room blocks no other.
+    """
+
+    def __init__(self, max_waiting: int, ageing: float) -> None:
+        self.max_waiting = max_waiting
+        self.line = Line(ageing)
+        self.replicas = Replicas()
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case Arrived():
+                return self._arrived(event, now)
+            case Cancelled():
+                return self._cancelled(event)
+            case Heard():
+                return self._heard(event, now)
+            case Forwarded():
+                self.replicas.sent(event.request, event.replica, event.entry)
+                return []
+            case Woken():
+                return self._expire(now) + self._place(now)
+
+    @property
+    def wake_at(self) -> float | None:
+        """The earliest deadline of those that wait."""
+        deadlines = [w.request.deadline for w in self.line if w.request.deadline is not None]
+        return min(deadlines, default=None)
+
+    def waiting(self) -> Counter[str]:
+        """How many wait, by level of priority."""
+        return Counter(_level(waiting.request.priority) for waiting in self.line)
+
+    def _arrived(self, event: Arrived, now: float) -> list[Action]:
+        request = event.request
+        actions: list[Action] = []
+        if self.line.get(request.id) is not None:
+            # Submitted again after a loss that was none, or was one: the later entry is surely there.
+            actions.append(Drop(self.line.remove(request.id).entry))
+        waiting = Waiting(request, event.entry, now, prompt_tokens(request))
+        if event.cancelled:
+            return [*actions, End(waiting)]
+        refusal = self._refusal(waiting, now)
+        if refusal is not None:
+            return [*actions, refusal]
+        self.line.add(waiting)
+        actions += self._place(now)
+        if len(self.line) > self.max_waiting:
+            self.line.remove(request.id)
+            rate = self.replicas.rate(request.model, now)
+            told = limits.queue_full(request, len(self.line), self.line.tokens, rate)
+            actions.append(Refuse(waiting, told, "queue_full"))
+        return actions
+
+    def _cancelled(self, event: Cancelled) -> list[Action]:
+        waiting = self.line.get(event.request)
+        if waiting is None:
+            return []  # it runs, or is over
+        if event.choice is not None:
+            waiting.cancelled.add(event.choice)
+            if len(waiting.cancelled) < waiting.choices:
+                return []
+        return [End(self.line.remove(event.request))]
+
+    def _heard(self, event: Heard, now: float) -> list[Action]:
+        self.replicas.forget(now)
+        if not self.replicas.hear(event.beat, now, event.live):
+            return self._place(now)
+        # New facts: what waited for them may be refused now.
+        return self._refuse_all(lambda waiting: self._refusal(waiting, now)) + self._place(now)
+
+    def _expire(self, now: float) -> list[Action]:
+        return self._refuse_all(lambda waiting: _late(waiting, now))
+
+    def _refuse_all(self, judge: Callable[[Waiting], Refuse | None]) -> list[Action]:
+        refusals: list[Action] = []
+        for waiting in self.line:
+            refusal = judge(waiting)
+            if refusal is not None:
+                self.line.remove(waiting.request.id)
+                refusals.append(refusal)
+        return refusals
+
+    def _refusal(self, waiting: Waiting, now: float) -> Refuse | None:
+        """Why the request will never run, as far as is known; None lets it wait."""
+        request = waiting.request
+        told = limits.malformed(request)
+        if told is not None:
+            return Refuse(waiting, told, "invalid")
+        late = _late(waiting, now)
+        if late is not None:
+            return late
+        facts: list[Facts] = self.replicas.facts(request.model)
+        if facts and not any(fits(request, each) for each in facts):
+            return Refuse(waiting, limits.too_long(request, facts), "too_long")
+        if not facts and self.replicas.all_told():
+            return Refuse(waiting, limits.unknown_model(request, self.replicas.models()), "model_not_found")
+        return None
+
+    def _place(self, now: float) -> list[Action]:
+        if not len(self.line):
+            return []
+        free = self.replicas.ready(now)
+        forwards: list[Action] = []
+        for waiting in self.line:
+            if not free:
+                break
+            able = self.replicas.able(waiting.request, free)
+            replica = self.replicas.best(waiting, able)
+            if replica is None:
+                free -= able  # they are kept for this one
+                continue
+            self.replicas.sending(self.line.remove(waiting.request.id), replica)
+            forwards.append(Forward(waiting, replica))
+        return forwards
+
+
+def _late(waiting: Waiting, now: float) -> Refuse | None:
+    deadline = waiting.request.deadline
+    if deadline is None or now < deadline:
+        return None
+    return Refuse(waiting, limits.too_late(waiting.request), "deadline")
+
+
+def _level(priority: int) -> str:
+    return "normal" if priority == 0 else "high" if priority < 0 else "low"

@@ -1,0 +1,170 @@
+"""Which replica runs a request: what each holds, and when it would be done."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from pillion.admission.limits import fits
+from pillion.admission.line import Waiting
+from pillion.contracts.entries import Facts, Heartbeat, Request
+
+FRESH = 3.0  # seconds; a replica speaks at least every second
+FORGET = 600.0  # seconds after which a silent replica's model is no longer known
+_REMEMBERED = 4096  # first blocks whose last replica is known
+
+EntryId = tuple[int, int]
+
+
+def entry_id(text: str) -> EntryId:
+    """Entry ids compare as pairs of numbers, not as text."""
+    milliseconds, _, sequence = text.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
+@dataclass(slots=True)
+class Sent:
+    """Forwarded, and not yet counted in a heartbeat. `entry` is unknown until the hand-over is confirmed."""
+
+    tokens: int
+    entry: EntryId | None = None
+
+
+@dataclass(slots=True)
+class Replica:
+    """A replica as its last heartbeat told, plus what was sent since."""
+
+    beat: Heartbeat
+    heard: float  # seconds since the epoch; 0: never, known by what it left in Redis only
+    seen: float  # as `heard`, or when it was found in Redis
+    facts: Facts | None = None  # the last ones told: a replica without executor still has its model
+    sent: dict[str, Sent] = field(default_factory=dict)  # by request id
+
+    @property
+    def load(self) -> int:
+        """Prompt tokens that it holds and has not computed."""
+        return self.beat.uncomputed + sum(sent.tokens for sent in self.sent.values())
+
+    def ready(self, now: float) -> bool:
+        return self.beat.state == "ready" and self.facts is not None and now - self.heard <= FRESH
+
+    def has_room(self, tokens: int) -> bool:
+        """By credit; and one request always, however long, where it holds nothing to compute."""
+        load = self.load
+        return load == 0 or load + tokens <= self.beat.credit
+
+
+class Replicas:
+    """All that were heard of, and where prefixes went."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, Replica] = {}
+        self._last_at: OrderedDict[int, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def __getitem__(self, name: str) -> Replica:
+        return self._replicas[name]
+
+    def hear(self, beat: Heartbeat, now: float, live: bool = True) -> bool:
+        """Takes a heartbeat in; answers whether its facts are news. Not `live`: its age is unknown."""
+        known = self._replicas.get(beat.replica)
+        if known is None:
+            known = self._replicas[beat.replica] = Replica(beat, heard=0.0, seen=now)
+        elif beat.epoch < known.beat.epoch or not live:
+            return False
+        if beat.epoch != known.beat.epoch:
+            # A new scheduler counts what it takes over; what is on its way keeps counting.
+            known.sent = {request: sent for request, sent in known.sent.items() if sent.entry is None}
+        consumed = entry_id(beat.last_entry)
+        for request in [
+            id for id, sent in known.sent.items() if sent.entry is not None and sent.entry <= consumed
+        ]:
+            del known.sent[request]
+        known.beat, known.seen = beat, now
+        if live:
+            known.heard = now
+        news = beat.facts is not None and beat.facts != known.facts
+        if news:
+            known.facts = beat.facts
+        return news
+
+    def forget(self, now: float) -> None:
+        for name in [name for name, replica in self._replicas.items() if now - replica.seen > FORGET]:
+            del self._replicas[name]
+
+    def sending(self, waiting: Waiting, name: str) -> None:
+        """Counts what is being handed over, at once."""
+        replica = self._replicas[name]
+        replica.sent[waiting.request.id] = Sent(waiting.tokens)
+        prefix = _prefix(waiting.request, replica.facts)
+        if prefix is not None:
+            self._last_at[prefix] = name
+            self._last_at.move_to_end(prefix)
+            if len(self._last_at) > _REMEMBERED:
+                self._last_at.popitem(last=False)
+
+    def sent(self, request: str, name: str, entry: str | None) -> None:
+        """The hand-over's end; `entry` None: the entry had gone on before."""
+        replica = self._replicas.get(name)
+        if replica is None or request not in replica.sent:
+            return
+        if entry is None or entry_id(entry) <= entry_id(replica.beat.last_entry):
+            del replica.sent[request]
+        else:
+            replica.sent[request].entry = entry_id(entry)
+
+    def models(self) -> set[str]:
+        return {replica.facts.model for replica in self._replicas.values() if replica.facts is not None}
+
+    def all_told(self) -> bool:
+        """Whether there are replicas and the model of each is known: only then is another model unknown."""
+        return bool(self._replicas) and all(replica.facts is not None for replica in self._replicas.values())
+
+    def facts(self, model: str) -> list[Facts]:
+        """Of all replicas of the model, ready or not."""
+        known = (replica.facts for replica in self._replicas.values())
+        return [facts for facts in known if facts is not None and facts.model == model]
+
+    def ready(self, now: float) -> set[str]:
+        return {name for name, replica in self._replicas.items() if replica.ready(now)}
+
+    def rate(self, model: str, now: float) -> float:
+        """Prompt tokens a second that the model's ready replicas compute."""
+        replicas = (self._replicas[name] for name in self.ready(now))
+        return sum(r.beat.prefill_rate for r in replicas if r.facts is not None and r.facts.model == model)
+
+    def able(self, request: Request, among: set[str]) -> set[str]:
+        """Those of the request's model that are large enough for it."""
+        return {
+            name
+            for name in among
+            if (facts := self._replicas[name].facts) is not None
+            and facts.model == request.model
+            and fits(request, facts)
+        }
+
+    def best(self, waiting: Waiting, among: set[str]) -> str | None:
+        """The one with room that would have computed the prompt first; None where none has room.
+
+        Where the prompt's first block went last, its prefix is likely to be held still: there the prompt
+        is counted as if it were cached.
+        """
+        open_ = sorted(name for name in among if self._replicas[name].has_room(waiting.tokens))
+        if len(open_) < 2:
+            return open_[0] if open_ else None
+
+        def finish(name: str) -> float:
+            replica = self._replicas[name]
+            prefix = _prefix(waiting.request, replica.facts)
+            held = prefix is not None and self._last_at.get(prefix) == name
+            return (replica.load + (0 if held else waiting.tokens)) / (replica.beat.prefill_rate or 1.0)
+
+        return min(open_, key=finish)
+
+
+def _prefix(request: Request, facts: Facts | None) -> int | None:
+    """Names the first block of the first prompt. A collision costs a prefix hit, nothing else."""
+    prompt = request.prompts[0]
+    if facts is None or len(prompt) < facts.block_size:
+        return None
+    return hash((request.cache_salt, prompt[: facts.block_size]))

@@ -1,0 +1,128 @@
+"""Admission's process: reads submissions, cancels and heartbeats, and lets the desk decide."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TypeVar
+
+import msgspec
+from redis.exceptions import RedisError
+
+from pillion import ids
+from pillion.actors import Exit, Supervisor
+from pillion.admission.desk import METRICS, Beats, Cancels, Desk, Submissions
+from pillion.admission.policy import Policy
+from pillion.admission.spans import GROUP, Spans
+from pillion.bus import Connection, Entry, Group, Keys, Lease, Tail, retrying
+from pillion.config import Config
+from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, decode
+from pillion.telemetry import Metrics, tracing
+from pillion.telemetry.endpoint import endpoint
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Struct)
+
+
+async def run(config: Config) -> int:
+    """Serves until SIGTERM. Returns the exit code.
+
+    One admission of a stack is active, the others stand by. What waits at the end stays unacknowledged in
+    `submit`, for the successor.
+    """
+    if config.stack.redis is None:
+        log.error("admission needs a Redis: set --redis URL, or start everything with `pillion up`")
+        return Exit.USAGE
+    supervisor = Supervisor("admission", config.gateway.drain_timeout)
+    metrics = Metrics("admission", version("pillion"), METRICS)
+    admission = Admission(config.stack.redis, config, metrics)
+    supervisor.add("lease", admission.hold_lease)
+    supervisor.add("submissions", admission.read_submissions)
+    supervisor.add("cancels", admission.read_cancels)
+    supervisor.add("heartbeats", admission.read_heartbeats)
+    # It owns what is decided and under way; with that in doubt a new process starts from the streams.
+    supervisor.add("desk", admission.desk.run, max_restarts=0)
+    supervisor.add("metrics", lambda: endpoint(metrics, config.telemetry))
+    try:
+        return await supervisor.run()
+    finally:
+        await admission.close()
+
+
+class Admission:
+    """The readers, a connection for each, and the desk with its own."""
+
+    def __init__(self, redis: str, config: Config, metrics: Metrics) -> None:
+        keys = Keys(config.stack.stack)
+        names = ("desk", "lease", "submit", "cancel", "beats")
+        self._connections = [Connection(redis, f"pillion-admission-{name}") for name in names]
+        desk, lease, submit, cancel, beats = self._connections
+        self._keys = keys
+        self._lease = Lease(lease, keys, "admission", config.scheduler.lease_seconds)
+        self._held = asyncio.Event()
+        self._warm = asyncio.Event()  # the replicas found in Redis are known
+        self._group = Group(submit, keys.submit, GROUP, ids.process_id())
+        self._cancels = Tail(cancel, keys.cancel)
+        self._beats = Tail(beats, keys.beats)
+        policy = Policy(config.admission.max_waiting, config.scheduler.priority_ageing)
+        self.desk = Desk(policy, desk, keys, self._lease, metrics, Spans(tracing.tracer()))
+
+    async def hold_lease(self) -> None:
+        if not self._held.is_set():
+            await self._lease.acquire()
+            log.info("admission is active, epoch %d", self._lease.epoch)
+            self._held.set()
+        await self._lease.keep()
+
+    async def read_submissions(self) -> None:
+        await self._held.wait()
+        await self._warm.wait()
+        # Cancels from here on are read, and those before have left a tombstone.
+        await retrying("cancels", self._cancels.start)
+        taken = 0
+        while entries := await retrying("take-over", self._group.claim_others):
+            taken += len(entries)
+            await self.desk.mailbox.put(Submissions(entries))
+        if taken:
+            log.info("took over %d requests of a predecessor", taken)
+        async for entries in self._group.follow():
+            await self.desk.mailbox.put(Submissions(entries))
+
+    async def read_cancels(self) -> None:
+        async for entries in self._cancels.follow():
+            self.desk.mailbox.put_control(Cancels(_decoded(entries, Cancel)))
+
+    async def read_heartbeats(self) -> None:
+        await retrying("heartbeats", self._beats.start)
+        if not self._warm.is_set():
+            answer = await retrying("replicas", self._replicas)
+            entries = [Entry(name.decode(), payload) for name, payload in answer.items()]
+            self.desk.mailbox.put_control(Beats(_decoded(entries, Heartbeat), live=False))
+            self._warm.set()
+        async for entries in self._beats.follow():
+            self.desk.mailbox.put_control(Beats(_decoded(entries, Heartbeat)))
+
+    async def _replicas(self) -> dict[bytes, bytes]:
+        answer: dict[bytes, bytes] = await self._beats.connection.call("HGETALL", self._keys.replicas)
+        return answer
+
+    async def close(self) -> None:
+        """Lets a successor start at once; with Redis away the lease ends by itself."""
+        try:
+            await self._lease.release()
+        except (RedisError, OSError) as error:
+            log.warning("the lease was not released, a successor waits for its end: %s", error)
+        for connection in self._connections:
+            await connection.close()
+
+
+def _decoded(entries: Sequence[Entry], kind: type[S]) -> list[S]:
+    """What can be read; the rest is said and left out: nobody waits for an answer to it."""
+    known = []
+    for entry in entries:
+        try:
+            known.append(decode(entry.payload, kind))
+        except (UnknownSchema, msgspec.DecodeError) as error:
+            log.error("%s %s cannot be read, left out: %s", kind.__name__.lower(), entry.id, error)
+    return known

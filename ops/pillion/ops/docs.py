@@ -38,8 +38,8 @@ def configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "Defaults < TOML file (`--config`, `PILLION_CONFIG`) < `PILLION_*` environment < flags. Unknown keys are",
-        "refused. `pillion config show` tells each value and where it came from.",
+        "Defaults < TOML file (`--config`, `PILLION_CONFIG`) < `PILLION_*` environment < flags.",
+        "Unknown keys are refused. `pillion config show` tells each value and where it came from.",
     ]
     section = ""
     for leaf in leaves():

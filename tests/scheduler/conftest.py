@@ -102,7 +102,7 @@ class Slot:
 
 
 class Executor:
-    """Real KV bookkeeping: a cell holds what was written into it, and each read is compared with the tokens."""
+    """Keeps what each KV cell holds, and compares every cell that a row reads with the tokens."""
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
@@ -140,7 +140,7 @@ class Executor:
         self.last_step = plan.step
         size = self.facts.block_size
         for slot in plan.release:
-            self.slots.pop(slot, None)
+            del self.slots[slot]  # only a slot that is held may be released
         for take in plan.take:
             assert take.slot not in self.slots, "a slot was taken twice"
             self.slots[take.slot] = Slot(

@@ -60,7 +60,6 @@ class Flight:
     rows: list[Sequence]
     tokens: int
     pairs: float
-    release: tuple[int, ...]
     sent: float
     predicted: float  # seconds that the step takes
     pipelined: bool  # sent while another was in flight
@@ -240,6 +239,8 @@ class Core:
             )
         )
         if finish is not None:
+            if finish == "error":
+                roster.disown(sequence, step)
             self._end(sequence, out)
 
     def _step_failed(self, event: StepFailed, now: float, out: Outbox) -> None:
@@ -248,10 +249,8 @@ class Core:
             return
         assert self._roster is not None
         self._counters.failed_steps += 1
-        self._roster.release_again(flight.release)
         for later in self._flights:
             later.lost = True
-            self._roster.release_again(later.release)
         self._roster.lose(flight.step)
         self._blame(flight.rows, event.message, out)
 
@@ -404,7 +403,6 @@ class Core:
                 rows=draft.rows,
                 tokens=draft.tokens,
                 pairs=pairs,
-                release=plan.release,
                 sent=now,
                 predicted=self._budget.cost.predict(draft.tokens, pairs),
                 pipelined=bool(self._flights),

@@ -217,13 +217,21 @@ class Roster:
         Nothing that those plans were to write can be read any more, and their results name nobody.
         """
         self.pool.withdraw(since)
-        lost = [sequence for sequence in self.running if sequence.step >= since]
-        for sequence in lost:
-            self._leave(sequence, Change.LEAVE)
-            self.waiting.join(sequence)
+        for sequence in self.running:
+            if sequence.step >= since:
+                self._lose(sequence)
         for sequence in self.waiting:
             if sequence.step >= since:
                 self.by_incarnation.pop(sequence.incarnation, None)
+
+    def disown(self, sequence: Sequence, since: int) -> None:
+        """The executor could not run the sequence: what plans from `since` on were to write for it is not there."""
+        missing = {entry for entry in sequence.entries if entry.step >= since}
+        for entry in missing:
+            self.pool.withdraw_entry(entry)
+        for other in self.running:
+            if other is not sequence and not missing.isdisjoint(other.entries):
+                self._lose(other)
 
     def dissolve(self) -> None:
         """The executor is gone: everything waits again, with the tokens it has."""
@@ -232,16 +240,11 @@ class Roster:
             sequence.clear()
             self.waiting.join(sequence)
         for sequence in self.waiting:
-            sequence.step = 0
-
-    def release_again(self, slots: tuple[int, ...]) -> None:
-        """The plan that released these slots failed, maybe before it did so."""
-        self._releasing += slots
+            sequence.step = sequence.incarnation = 0  # both count within an attachment
 
     def releases(self) -> list[int]:
         """Slots that the next plan releases."""
-        slots = sorted(set(self._releasing))
-        self._releasing.clear()
+        slots, self._releasing = self._releasing, []
         return slots
 
     def rotate(self, count: int) -> None:
@@ -256,6 +259,11 @@ class Roster:
         assert sorted(slots) == list(range(self._slots)), "a slot is lost or held twice"
         assert all(sequence.state is State.WAITING and not sequence.blocks for sequence in self.waiting)
         assert self.waiting == sorted(self.waiting, key=_key)
+
+    def _lose(self, sequence: Sequence) -> None:
+        self.by_incarnation.pop(sequence.incarnation, None)
+        self._leave(sequence, Change.LEAVE)
+        self.waiting.join(sequence)
 
     def _leave(self, sequence: Sequence, change: Change, release: bool = True) -> None:
         if sequence.state is State.PREFILLING:

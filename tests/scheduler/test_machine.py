@@ -1,0 +1,181 @@
+"""Random orders of everything that can happen to the core; invariants hold after each event."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from pillion.scheduler.core import Core
+
+BLOCK = 4
+LONGEST = 60  # tokens, prompt and output
+
+
+def build(toy, seen):
+    """The machine's class; `seen` counts what happened, so that the test can tell that it did."""
+
+    class Machine(RuleBasedStateMachine):
+        @initialize(
+            blocks=st.integers(LONGEST // BLOCK + 1, 40),
+            budget=st.sampled_from([None, 3, 8, 24, 64]),
+            slots=st.integers(1, 8),
+            guard=st.sampled_from(["stretch", "turns"]),
+            caching=st.booleans() | st.just(True),
+            collide=st.sampled_from([False, False, True]),
+            tile=st.sampled_from([1, 4, 8]),
+        )
+        def start(self, blocks, budget, slots, guard, caching, collide, tile):
+            options = toy.settings(
+                max_num_batched_tokens=budget,
+                max_num_seqs=slots,
+                prefill_guard=guard,
+                enable_prefix_caching=caching,
+                watermark=0.05,
+            )
+            core = Core(options, hash_block=(lambda content: sum(content[1]) % 3) if collide else hash)
+            executor = toy.facts(
+                block_size=BLOCK, num_blocks=blocks, max_step_tokens=64, tile=tile, max_model_len=LONGEST
+            )
+            self.drive = toy.Drive(core, executor)
+            self.count = 0
+            self.cancelled = set()
+
+        @rule(
+            length=st.integers(1, 40),
+            family=st.integers(0, 2),
+            share=st.integers(0, 40),
+            output=st.none() | st.integers(1, 20),
+            priority=st.sampled_from([0, 0, 0, 1, -1]),
+            n=st.sampled_from([1, 1, 1, 3]),
+            salt=st.sampled_from(["", "", "a"]),
+            resumed=st.integers(0, 30),
+        )
+        def submit(self, length, family, share, output, priority, n, salt, resumed):
+            self.count += 1
+            id = str(self.count)
+            # Prompts of one family agree on their first tokens.
+            prompt = (toy.prompt(share, family) + toy.prompt(40, 1000 + self.count))[:length]
+            request = toy.request(
+                id,
+                prompt,
+                max_tokens=output,
+                n=n,
+                priority=priority,
+                cache_salt=salt,
+                arrival=float(self.count),
+            )
+            if resumed > 20:
+                tokens, _ = toy.expected(request, 0, LONGEST)
+                self.drive.resume(request, {0: tokens[: min(resumed - 20, len(tokens) - 1)]})
+                seen["resumed"] += 1
+            else:
+                self.drive.submit(request)
+
+        @precondition(lambda self: self.drive.in_flight)
+        @rule()
+        def step(self):
+            self.drive.finish_step()
+
+        @precondition(lambda self: self.drive.in_flight or self.drive.wake)
+        @rule(times=st.integers(1, 12))
+        def advance(self, times):
+            for _ in range(times):
+                self.drive.advance()
+
+        @precondition(lambda self: self.drive.in_flight)
+        @rule()
+        def fail(self):
+            self.drive.finish_step(fail=True)
+            seen["failed"] += 1
+
+        @precondition(lambda self: self.drive.executor)
+        @rule(blocks=st.integers(LONGEST // BLOCK + 1, 40))
+        def lose_executor(self, blocks):
+            seen["lost in flight"] += bool(self.drive.in_flight)
+            self.drive.disconnect()
+            self.drive.connect(
+                toy.facts(
+                    block_size=BLOCK, num_blocks=blocks, max_step_tokens=64, tile=4, max_model_len=LONGEST
+                )
+            )
+
+        @precondition(lambda self: self.count)
+        @rule(data=st.data())
+        def cancel(self, data):
+            id = str(data.draw(st.integers(1, self.count)))
+            choice = data.draw(st.sampled_from([None, 0]))
+            open_before = id not in self.drive.finished
+            self.drive.cancel(id, choice)
+            self.cancelled.add(id)
+            seen["cancelled"] += open_before
+
+        @invariant()
+        def bounded(self):
+            if hasattr(self, "drive"):
+                snapshot = self.drive.core.snapshot()
+                total = snapshot.free_blocks + snapshot.cached_blocks + snapshot.referenced_blocks
+                assert total == snapshot.blocks
+                assert snapshot.in_flight <= 2
+
+        def teardown(self):
+            if not hasattr(self, "drive"):
+                return
+            drive = self.drive
+            drive.run(limit=5000)
+            for id, request in drive.requests.items():
+                assert drive.finished.count(id) == 1
+                for choice in range(request.n):
+                    stream = drive.streams[id, choice]
+                    tokens, finish = toy.expected(request, choice, LONGEST)
+                    if stream.finish == "cancelled":
+                        assert id in self.cancelled
+                        assert tuple(stream.tokens) == tokens[: len(stream.tokens)]
+                    elif stream.finish == "error":  # only who was in too many failed steps
+                        assert stream.error and seen["failed"]
+                    else:
+                        assert (tuple(stream.tokens), stream.finish) == (tokens, finish)
+            snapshot = drive.core.snapshot()
+            assert snapshot.running == snapshot.waiting == snapshot.referenced_blocks == 0
+            seen["preempted"] += snapshot.preemptions
+            seen["hits"] += snapshot.hit_tokens
+            seen["late"] += snapshot.late_results
+            seen["finished"] += len(drive.finished)
+            seen["two in flight"] += drive.most_in_flight == 2
+
+    return Machine
+
+
+@pytest.mark.timeout(120)
+def test_everything_finishes_as_if_undisturbed(toy):
+    seen = dict.fromkeys(
+        (
+            "resumed",
+            "failed",
+            "lost in flight",
+            "cancelled",
+            "preempted",
+            "hits",
+            "late",
+            "finished",
+            "two in flight",
+        ),
+        0,
+    )
+    run_state_machine_as_test(
+        build(toy, seen),
+        settings=settings(
+            max_examples=250,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert all(seen.values()), seen

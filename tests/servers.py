@@ -55,12 +55,6 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
     server.kill()
 
 
-_RUN = (
-    "import importlib, sys, uvloop; from pillion.config import load;"
-    "sys.exit(uvloop.run(importlib.import_module(f'pillion.{sys.argv[1]}.service').run(load().config)))"
-)
-
-
 class Processes:
     """Starts services as real processes and ends them all."""
 
@@ -75,7 +69,10 @@ class Processes:
         extra = {f"PILLION_{name.upper()}": str(value) for name, value in settings.items()}
         log = (self.folder / f"{service}.log").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, service], env=self._environment | extra, stdout=log, stderr=log
+            [sys.executable, "-m", "pillion.ops", service],
+            env=self._environment | extra,
+            stdout=log,
+            stderr=log,
         )
         self._all.append(process)
         return process

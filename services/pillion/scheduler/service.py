@@ -35,8 +35,7 @@ from pillion.scheduler.messages import (
 from pillion.scheduler.observe import Observer
 from pillion.scheduler.publisher import GROUP, Publisher, Refused, Step
 from pillion.scheduler.spans import Spans
-from pillion.telemetry import logs, names, tracing
-from pillion.version import VERSION
+from pillion.telemetry import names
 
 log = logging.getLogger(__name__)
 
@@ -227,10 +226,8 @@ def _with_limit(facts: Facts, limit: int) -> Facts:
 
 async def run(config: Config) -> int:
     """Serves until SIGTERM. Returns the exit code."""
-    logs.setup(config.telemetry.log_level, config.telemetry.log_format, "scheduler")
     if config.stack.redis is None:
         raise Stop(Exit.USAGE, "the scheduler needs --redis URL; `pillion up` starts an embedded one")
-    flush = tracing.setup("scheduler", VERSION, ids.process_id())
     service = Service(config, config.stack.redis)
     endpoint = None
     if config.telemetry.metrics_port is not None:
@@ -267,4 +264,3 @@ async def run(config: Config) -> int:
         await service.close()
         if endpoint is not None:
             endpoint.close()
-        flush()

@@ -1,7 +1,7 @@
-"""Start-up, idle CPU and memory of a whole stack: `python -m pillion.ops.bench.footprint [flags of pillion up]`.
+"""Start-up, idle CPU and memory of a whole stack: `python -m pillion.ops.bench.footprint [flags of up]`.
 
-Needs psutil. The stack has a state folder of its own and a free port; the model must be cached for the time to
-mean what it says.
+Needs psutil. The stack has a state folder of its own and a free port; the model must be cached for the time
+to mean what it says.
 """
 
 import json

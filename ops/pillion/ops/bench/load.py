@@ -1,7 +1,7 @@
 """Loads against any OpenAI-compatible server that streams token ids: `python -m pillion.ops.bench.load`.
 
-Gaps are between consecutive tokens at the client (TBT), TTFT is from sending, total tokens are prompt and output.
-Prompts are random token ids from the seed, so nothing hits a prefix cache by chance.
+Gaps are between consecutive tokens at the client (TBT), TTFT is from sending, total tokens are prompt and
+output. Prompts are random token ids from the seed, so nothing hits a prefix cache by chance.
 """
 
 import asyncio

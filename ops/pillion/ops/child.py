@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _LONGEST_LINE = 1 << 16  # bytes; what is longer is shown in pieces
 _KEPT_LINES = 10
+_LAST_LINES_SECONDS = 0.5
 
 _COLOURS = {"gateway": 36, "admission": 35, "scheduler": 33, "executor": 32, "valkey": 34}
 
@@ -38,62 +40,47 @@ class Child:
         self.death_signal = death_signal
         self.inherit = inherit
         self.last: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._process: asyncio.subprocess.Process | None = None
-        self._readers: list[asyncio.Task[None]] = []
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._life: _Life | None = None
 
     @property
     def pid(self) -> int:
-        return self._process.pid if self._process else 0
+        return self._transport.get_pid() if self._transport else 0
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        return self._transport is not None and self._transport.get_returncode() is None
 
     async def start(self) -> None:
         """Raises OSError where the program cannot be run."""
         self.last.clear()
-        self._process = await asyncio.create_subprocess_exec(
+        self._transport, self._life = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Life(self._line),
             *self.command,
             env=self.environ,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             start_new_session=True,  # a terminal's Ctrl-C reaches the parent only, which ends all in order
             pass_fds=self.inherit,
             preexec_fn=_die_with_parent(self.death_signal),
         )
-        self._readers = [
-            asyncio.create_task(self._relay(stream))
-            for stream in (self._process.stdout, self._process.stderr)
-            if stream
-        ]
 
     async def wait(self) -> int:
         """Its exit code, negative for a signal, when it has ended and all its lines were told."""
-        assert self._process is not None
-        code = await self._process.wait()
+        assert self._transport is not None and self._life is not None
+        await self._life.exited.wait()
         # A grandchild may hold the pipes open; its lines are not waited for.
-        await asyncio.wait(self._readers, timeout=0.5)
-        for reader in self._readers:
-            reader.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_LINES_SECONDS):
+                await self._life.silent.wait()
+        code = self._transport.get_returncode()
+        self._transport.close()
+        assert code is not None
         return code
 
     def send(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._transport is not None and self.running:
             with suppress(ProcessLookupError):
-                self._process.send_signal(number)
-
-    async def _relay(self, stream: asyncio.StreamReader) -> None:
-        rest = b""
-        while data := await stream.read(_LONGEST_LINE):
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                self._line(line)
-            if len(rest) >= _LONGEST_LINE:
-                self._line(rest)
-                rest = b""
-        if rest:
-            self._line(rest)
+                self._transport.send_signal(number)
 
     def _line(self, raw: bytes) -> None:
         text = raw.decode(errors="replace").rstrip()
@@ -102,6 +89,34 @@ class Child:
         if self.colour:
             name = f"\x1b[{_COLOURS.get(self.role, 37)}m{name}\x1b[0m"
         self.say(f"{name} | {text}")
+
+
+class _Life(asyncio.SubprocessProtocol):
+    """What one process writes, by lines, and when it ended."""
+
+    def __init__(self, line: Callable[[bytes], None]) -> None:
+        self.exited = asyncio.Event()
+        self.silent = asyncio.Event()  # both pipes are closed
+        self._line = line
+        self._rest = {1: b"", 2: b""}
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, rest = (self._rest[fd] + data).split(b"\n")
+        for line in lines:
+            self._line(line)
+        if len(rest) >= _LONGEST_LINE:
+            self._line(rest)
+            rest = b""
+        self._rest[fd] = rest
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if rest := self._rest.pop(fd, b""):
+            self._line(rest)
+        if not self._rest:
+            self.silent.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
 
 
 def role_command(role: str, settings: Path) -> list[str]:

@@ -28,7 +28,7 @@ def up(config: str | None, **flags: Any) -> None:
 
 @main.command()
 @click.argument("model")
-@config_options(*SECTIONS["up"])
+@config_options(*SECTIONS["up"], without=("model",))
 def serve(config: str | None, **flags: Any) -> None:
     """Serve MODEL: a safetensors folder, a GGUF file, a hub id, or `demo`. The same as `up --model MODEL`."""
     _up(configure(flags, config))

@@ -1,7 +1,8 @@
 """`pillion health ROLE`: whether one service does its work, asked the way its clients see it."""
 
 import asyncio
-import contextlib
+from contextlib import closing, suppress
+from urllib.parse import urlsplit
 
 from redis.exceptions import RedisError
 
@@ -9,7 +10,7 @@ from pillion.bus import Connection, Keys
 from pillion.config import Config
 from pillion.contracts.entries import Heartbeat, decode
 from pillion.ops import banner, web
-from pillion.ops.stack import reason
+from pillion.ops.stack import StackError, reason
 
 _SECONDS = 3.0
 
@@ -30,6 +31,23 @@ def gateway(url: str) -> str | None:
     if status == 200:
         return None
     return str(body.get("reason") or body) if isinstance(body, dict) else str(body)
+
+
+def redis(url: str) -> None:
+    """Looks whether a Redis answers. Raises StackError with one line that shows no password."""
+    from redis import Redis
+
+    parts = urlsplit(url)
+    place = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
+    try:
+        with closing(Redis.from_url(url, socket_connect_timeout=_SECONDS, socket_timeout=_SECONDS)) as client:
+            client.ping()
+    except ValueError:
+        raise StackError("--redis must be a redis://, rediss:// or unix:// URL") from None
+    except RedisError as error:
+        raise StackError(
+            f"no Redis at {place}: {error}; start it, or leave --redis out for the embedded one"
+        ) from None
 
 
 async def _within(role: str, config: Config) -> str | None:
@@ -57,7 +75,7 @@ async def _executor(config: Config) -> str | None:
     except OSError as error:
         return f"nothing listens on {target}: {reason(error)}"
     writer.close()
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         await writer.wait_closed()
     return None
 

@@ -19,9 +19,9 @@ SECTIONS = {
 """Which settings a command has flags for. A file or the environment may hold all."""
 
 
-def config_options(*sections: str) -> Callable[[F], F]:
-    """Gives a command one flag a leaf of these sections, and `--config`."""
-    chosen = [leaf for leaf in leaves() if leaf.section in sections]
+def config_options(*sections: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Gives a command one flag a leaf of these sections, and `--config`. `without` names leaves to leave out."""
+    chosen = [leaf for leaf in leaves() if leaf.section in sections and leaf.name not in without]
 
     def decorate(function: F) -> F:
         for leaf in reversed(chosen):

@@ -32,8 +32,8 @@ def claim(host: str, port: int) -> int:
 def _remedy(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
-            f"port {port} on {host} is in use; end what uses it (`ss -ltnp sport = :{port}` names it), or take "
-            "another with --port"
+            f"port {port} on {host} is in use; end what uses it (`ss -ltnp sport = :{port}` shows it), "
+            "or take another with --port"
         )
     if error.errno == errno.EACCES:
         return f"port {port} needs more rights than this user has; take one above 1023 with --port"

@@ -48,12 +48,12 @@ def private_folder(path: Path) -> Path:
 
 def socket_folder(state: Path) -> Path:
     """Where the stack's sockets are; the same for the same state folder. Raises StackError."""
-    if len(os.fsencode(state.absolute())) + 1 + _LONGEST_NAME <= _LONGEST_SOCKET:
+    if _has_room(state.absolute()):
         return private_folder(state.absolute())
     name = hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:16]
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and len(os.fsencode(runtime)) + _LONGEST_NAME < _LONGEST_SOCKET - len(name) - 10:
-        return private_folder(Path(runtime) / f"pillion-{name}")
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere", f"pillion-{name}")
+    if runtime.parent.is_dir() and _has_room(runtime):
+        return private_folder(runtime)
     return private_folder(Path(tempfile.gettempdir()) / f"pillion-{os.getuid()}-{name}")
 
 
@@ -172,6 +172,11 @@ def all_running(config: Config) -> Iterator[tuple[int, Config]]:
         found = running(msgspec.structs.replace(config, stack=stack))
         if found is not None:
             yield Lock(file.parent).holder() or 0, found
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether a socket in it can have a name."""
+    return len(os.fsencode(folder)) + 1 + _LONGEST_NAME <= _LONGEST_SOCKET
 
 
 def _toml(value: Any) -> str:

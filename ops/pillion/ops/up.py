@@ -54,6 +54,8 @@ def resolve(config: Config) -> Config:
     sockets = stack.socket_folder(config.state_path)
     if config.stack.redis is None:
         valkey.binary()
+    else:
+        health.redis(config.stack.redis)
     port = ports.claim(config.gateway.host, config.gateway.port)
     replace = msgspec.structs.replace
     log_format = config.telemetry.log_format

@@ -1,0 +1,125 @@
+"""The command line: flags from the configuration tree, provenance, one-line errors."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pillion.config import leaves
+from pillion.ops.cli import main
+
+ROLES = ("gateway", "admission", "scheduler", "executor")
+
+
+def run(*arguments: str, **environ: str | None) -> Result:
+    return CliRunner().invoke(main, arguments, env=environ)
+
+
+def test_up_has_a_flag_for_every_setting() -> None:
+    shown = run("up", "--help").output
+    flags = [leaf.flag for leaf in leaves()]
+    assert len(flags) > 30
+    assert [
+        flag
+        for flag in flags
+        if f"{flag} " not in shown and f"{flag}/" not in shown and f"{flag}\n" not in shown
+    ] == []
+    assert "--enable-prefix-caching / --no-enable-prefix-caching" in shown
+    assert "--port N" in shown
+    assert "--slo-tbt X" in shown
+
+
+@pytest.mark.parametrize(
+    ("role", "has", "lacks"),
+    [
+        ("gateway", "--port", "--num-kv-blocks"),
+        ("admission", "--max-waiting", "--port"),
+        ("scheduler", "--max-num-seqs", "--api-key"),
+        ("executor", "--num-kv-blocks", "--max-waiting"),
+    ],
+)
+def test_a_service_has_the_flags_that_matter_to_it(role: str, has: str, lacks: str) -> None:
+    shown = run(role, "--help").output
+    assert f"{has} " in shown
+    assert f"{lacks} " not in shown
+
+
+def test_config_show_tells_each_value_and_its_source(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[gateway]\nport = 1111\nhost = "::1"\n[scheduler]\nmax_num_seqs = 7\n')
+    shown = run(
+        "config", "show", "--config", str(file), "--max-num-seqs", "9", "--no-enable-prefix-caching",
+        PILLION_PORT="2222", PILLION_API_KEY="swordfish",
+    )  # fmt: skip
+    assert shown.exit_code == 0
+    rows = {words[0]: words[1:] for line in shown.output.splitlines() if len(words := line.split()) == 3}
+    assert rows["port"] == ["2222", "PILLION_PORT"]
+    assert rows["host"] == ["::1", str(file)]
+    assert rows["max_num_seqs"] == ["9", "--max-num-seqs"]
+    assert rows["enable_prefix_caching"] == ["false", "--enable-prefix-caching"]
+    assert rows["api_key"] == ["(hidden)", "PILLION_API_KEY"]
+    assert rows["log_level"] == ["info", "default"]
+    assert "swordfish" not in shown.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("up", "--port", "80x"), "port from --port"),
+        (("serve", "demo", "--dtype", "int3"), "dtype from --dtype"),
+        (("config", "show", "--config", "/none.toml"), "cannot read the configuration file /none.toml"),
+        (("gateway",), "no Redis: give --redis URL"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_code_2(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    result = run(*arguments, PILLION_STATE_DIR=str(tmp_path))
+    assert result.exit_code == 2
+    assert result.output.startswith("pillion: ")
+    assert said in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_an_unknown_variable_names_the_nearest() -> None:
+    result = run("config", "show", PILLION_PRT="1")
+    assert (result.exit_code, result.output) == (
+        2, "pillion: unknown variable PILLION_PRT; did you mean PILLION_PORT?\n",
+    )  # fmt: skip
+
+
+def test_version_is_the_projects() -> None:
+    assert run("version").output == "pillion 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--port", "{busy}"), "port {busy} on 127.0.0.1 is in use; end what uses it"),
+        (("--host", "203.0.113.1"), "203.0.113.1 is no address of this machine; give one with --host"),
+        (("--host", "no such host"), "give an address of this machine"),
+        (("--port", "0", "--model", "./none.gguf"), "no model at none.gguf"),
+        (("--port", "0", "--redis", "redis://:swordfish@127.0.0.1:1/0"), "no Redis at 127.0.0.1:1"),
+        (("--port", "0", "--redis", "ftp://x"), "--redis"),
+    ],
+)
+def test_up_says_in_one_line_what_is_wrong_before_anything_starts(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = str(busy.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "pillion.ops", "up", "--state-dir", str(tmp_path)]
+            + [argument.format(busy=port) for argument in arguments],
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert said.format(busy=port) in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "swordfish" not in done.stderr
+    assert not (tmp_path / "default" / "stack.toml").exists()

@@ -1,0 +1,126 @@
+"""The stack's folders, lock and settings file."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pillion.config import Config, Gateway, Model, Stack, load
+from pillion.ops import stack
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def config_in(folder: Path) -> Config:
+    return Config(stack=Stack(state_dir=str(folder)))
+
+
+@given(keys=st.lists(TEXT, max_size=3), model=TEXT, port=st.integers(0, 65535), seconds=st.floats(0.001, 1e9))
+def test_settings_come_back_as_they_were(
+    keys: list[str], model: str, port: int, seconds: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    config = Config(
+        model=Model(model=model),
+        gateway=Gateway(api_key=tuple(keys), port=port, request_timeout=seconds),
+    )
+    file = tmp_path_factory.mktemp("toml") / "stack.toml"
+    file.write_text(stack.to_toml(config))
+    assert load(environ={}, file=file).config == config
+
+
+def test_settings_are_for_the_user_only(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    stack.private_folder(config.state_path)
+    os.umask(old := os.umask(0))
+    try:
+        os.umask(0)
+        file = stack.write_settings(config)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(config.state_path.stat().st_mode) == 0o700
+
+
+def test_an_open_folder_is_closed_and_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    assert stat.S_IMODE(stack.private_folder(tmp_path / "open").stat().st_mode) == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(stack.StackError, match="file"):
+        stack.private_folder(tmp_path / "file")
+
+
+def test_sockets_of_a_deep_state_folder_go_to_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Path(tempfile.mkdtemp(dir="/tmp", prefix="run"))  # short, as /run/user/1000 is
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    shallow = Path("/tmp") / f"pillion-test-{os.getpid()}"
+    deep = tmp_path / ("d" * 100)
+    try:
+        assert stack.socket_folder(shallow) == shallow
+    finally:
+        shallow.rmdir()
+    short = stack.socket_folder(deep)
+    assert short.parent == runtime
+    assert short == stack.socket_folder(deep) != stack.socket_folder(deep.with_name("e" * 100))
+    assert stat.S_IMODE(short.stat().st_mode) == 0o700
+    shutil.rmtree(runtime)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    elsewhere = stack.socket_folder(deep)
+    try:
+        assert len(str(elsewhere / "executor-0.sock")) <= 107
+        assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
+    finally:
+        elsewhere.rmdir()
+
+
+def test_the_second_of_a_name_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    first, second = stack.Lock(tmp_path), stack.Lock(tmp_path)
+    first.take()
+    assert second.held()
+    with pytest.raises(stack.StackError, match=rf"already running \(pid {os.getpid()}\).*--stack NAME"):
+        second.take(patience=0.2)
+    os.close(first.descriptor)
+    assert not second.held()
+
+
+def test_a_lock_waits_for_what_a_killed_stack_left_behind(tmp_path: Path) -> None:
+    holder = (
+        "import os, sys, time; from pathlib import Path; from pillion.ops.stack import Lock\n"
+        "lock = Lock(Path(sys.argv[1])); lock.take()\n"
+        "if os.fork(): os._exit(0)\n"  # the parent named in the file is gone, its child holds on
+        "print('held', flush=True); time.sleep(0.5)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    process.wait()
+    lock = stack.Lock(tmp_path)
+    assert lock.held()
+    lock.take(patience=5.0)
+    assert lock.holder() == os.getpid()
+    process.stdout.close()
+    os.close(lock.descriptor)
+
+
+def test_running_gives_the_settings_of_the_stack_that_runs(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    stack.private_folder(config.state_path)
+    serving = msgspec.structs.replace(config, gateway=Gateway(port=1234, api_key=("secret",)))
+    stack.write_settings(serving)
+    assert stack.running(config) is None, "a file that a killed stack left behind is no stack"
+    lock = stack.Lock(config.state_path)
+    lock.take()
+    assert stack.running(config) == serving
+    assert list(stack.all_running(config)) == [(os.getpid(), serving)]
+    os.close(lock.descriptor)

@@ -20,7 +20,7 @@ SECTIONS = {
 
 
 def config_options(*sections: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Gives a command one flag a leaf of these sections, and `--config`. `without` names leaves to leave out."""
+    """Gives a command `--config` and one flag a leaf of these sections, but for the leaves in `without`."""
     chosen = [leaf for leaf in leaves() if leaf.section in sections and leaf.name not in without]
 
     def decorate(function: F) -> F:

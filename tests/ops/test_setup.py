@@ -1,0 +1,137 @@
+"""`ops/up` and `ops/test` set themselves up: once, when pyproject.toml changes, and after an interruption.
+
+A real install takes minutes, so the environment's interpreter is a script here that records what it is asked;
+the environment itself is made for real.
+"""
+
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PYTHON = """#!/bin/sh
+if [ "$1 $2" = "-c import pip" ]; then exit 0; fi
+echo "$@" >>"$LOG"
+sleep "${PIP_TAKES:-0}"
+exit "${PIP_ENDS:-0}"
+"""
+PILLION = """#!/bin/sh
+echo "pillion $*, in $PWD"
+"""
+
+
+class Checkout:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = root.parent / "log"
+        self.log.touch()
+        (root / "ops").mkdir(parents=True)
+        for name in ("setup", "up", "test"):
+            shutil.copy2(ROOT / "ops" / name, root / "ops" / name)
+        shutil.copy2(ROOT / "pyproject.toml", root)
+
+    def with_environment(self) -> "Checkout":
+        """As after `python -m venv`, before any install."""
+        binaries = self.root / ".venv/bin"
+        binaries.mkdir(parents=True)
+        for name, text in (("python", PYTHON), ("pillion", PILLION)):
+            (binaries / name).write_text(text)
+            (binaries / name).chmod(0o755)
+        return self
+
+    def start(self, name: str, *arguments: str, cwd: Path, **environ: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [self.root / "ops" / name, *arguments],
+            cwd=cwd, env=os.environ | environ | {"LOG": str(self.log)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, name: str, *arguments: str, cwd: Path, **environ: str) -> tuple[int, str, str]:
+        process = self.start(name, *arguments, cwd=cwd, **environ)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def installs(self) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if "pip install" in line]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path / "a checkout")  # a blank in the path must not matter
+
+
+def test_it_installs_once_and_again_when_the_project_changes(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.with_environment()
+    code, out, err = checkout.run("up", "--port", "1", cwd=tmp_path)
+    assert (code, out) == (0, f"pillion up --port 1, in {tmp_path}\n"), err
+    assert "torch==2.13.0 -e .[all]" in checkout.installs()[0]
+    begin = time.monotonic()
+    assert checkout.run("up", cwd=tmp_path)[::2] == (0, "")
+    assert time.monotonic() - begin < 1
+    assert len(checkout.installs()) == 1
+    with (checkout.root / "pyproject.toml").open("a") as file:
+        file.write("# changed\n")
+    assert checkout.run("up", cwd=tmp_path)[0] == 0
+    assert len(checkout.installs()) == 2
+
+
+def test_an_install_that_was_cut_off_is_done_again(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.with_environment()
+    code, out, err = checkout.run("up", cwd=tmp_path, PIP_ENDS="1")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("up: the install failed; see above, then run this again")
+    assert checkout.run("up", cwd=tmp_path)[0] == 0
+    assert len(checkout.installs()) == 2
+
+
+def test_the_tests_environment_serves_up_too(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.with_environment()
+    assert checkout.run("test", "-k", "x", cwd=tmp_path)[0] == 0
+    assert "torch==2.13.0 -e .[dev]" in checkout.installs()[0]
+    assert checkout.log.read_text().splitlines()[-1].startswith("-m pytest")
+    assert checkout.log.read_text().splitlines()[-1].endswith("-k x")
+    assert checkout.run("up", cwd=tmp_path)[0] == 0
+    assert len(checkout.installs()) == 1
+
+
+def test_two_at_once_install_once(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.with_environment()
+    both = [checkout.start("up", cwd=tmp_path, PIP_TAKES="0.5") for _ in range(2)]
+    assert [process.communicate(timeout=60)[0][:10] for process in both] == ["pillion up", "pillion up"]
+    assert len(checkout.installs()) == 1
+
+
+def test_a_real_environment_is_made(checkout: Checkout, tmp_path: Path) -> None:
+    code, _, err = checkout.run("up", cwd=tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert code == 1
+    assert "making" in err
+    assert "the install failed" in err
+    assert (checkout.root / ".venv/bin/python").exists()
+    _, _, again = checkout.run("up", cwd=tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS="")
+    assert "making" not in again
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "said"),
+    [
+        ("exit 1", "up: no Python 3.11 to 3.14 found"),
+        (
+            'case "$2" in *ensurepip*) exit 1;; esac',
+            "has no venv module; install it (Debian, Ubuntu: apt install",
+        ),
+    ],
+)
+def test_what_python_lacks_is_one_line(
+    checkout: Checkout, tmp_path: Path, interpreter: str, said: str
+) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\n{interpreter}\n")
+    python.chmod(0o755)
+    code, out, err = checkout.run("up", cwd=tmp_path, PYTHON=str(python))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert said in err

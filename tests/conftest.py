@@ -15,8 +15,8 @@ from pillion.modelfiles import Located, locate
 pytest_plugins = ["tests.servers"]
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
@@ -33,6 +33,14 @@ def demo_gguf(demo: Located) -> Path:
     return demo.path
 
 
+@pytest.fixture(scope="session")
+def demo_reference_tokenizer(demo_gguf: Path) -> Any:
+    """The demo model's tokenizer as `transformers` makes it of the same file; slow to load."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A tiny model: its classes' prefix in `transformers`, its kind in GGUF, and what its config says."""
@@ -43,13 +51,13 @@ class Recipe:
 
 
 _SIZES = {
-    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-    "bos_token_id": 0, "eos_token_id": 2,
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
 _LLAMA3 = {
-    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 128,
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
 }  # fmt: skip
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 
@@ -81,10 +89,10 @@ TinyModel = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    """`tiny_model(name, kind="safetensors" | "gguf", weights="F32", shards=1, tokenizer="bpe", seed=0)` gives a path.
+    """`tiny_model(name, kind="safetensors" | "gguf", weights="F32", shards=1, seed=0)` gives a path.
 
-    Names are the keys of RECIPES (`tiny_model.names`). All weights are random, norms and biases too, so that no
-    mistake hides behind a zero or a one. `weights` is the type of the matrices, in GGUF a quantization too.
+    Names are the keys of RECIPES (`tiny_model.names`). All weights are random, norms and biases too, so that
+    no mistake hides behind a zero or a one. `weights` is the matrices' type, in GGUF a quantization too.
     """
     made: dict[tuple[Any, ...], Path] = {}
 
@@ -139,8 +147,9 @@ def _write_folder(name: str, folder: Path, weights: str, shards: int, seed: int)
     (folder / "tokenizer_config.json").write_text(
         json.dumps(
             {
-                "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0], "eos_token": SPECIAL[2],
-                "pad_token": SPECIAL[0], "chat_template": CHATML, "clean_up_tokenization_spaces": False,
+                "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": SPECIAL[0],
+                "eos_token": SPECIAL[2], "pad_token": SPECIAL[0], "chat_template": CHATML,
+                "clean_up_tokenization_spaces": False,
             }
         )
     )  # fmt: skip

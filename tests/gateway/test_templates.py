@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - lines of templates are what they are
 """Chat templates against `transformers`' apply_chat_template, and what they may not do."""
 
 from datetime import datetime
@@ -78,11 +79,9 @@ TOOLS = [
 SPECIAL = SpecialTokens(bos="<|im_start|>", eos="<|im_end|>", pad="<|im_end|>", unk="<|endoftext|>")
 
 
-@pytest.fixture(scope="module")
-def reference(demo_gguf):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)
+@pytest.fixture
+def reference(demo_reference_tokenizer):
+    return demo_reference_tokenizer
 
 
 def template(source: str, **kwargs) -> ChatTemplate:

@@ -17,10 +17,13 @@ from pillion.gateway.tokenizer import TextError, Tokenizer, load_tokenizer
 from pillion.modelfiles import Located, ModelFileError, SpecialTokens, locate
 
 TEXTS = (
-    "", " ", "a", "Hello, world!", "  leading and trailing  ", "I'll can't WE'RE it's", "tabs\tand\nnew\r\nlines\n\n\n",
+    "", " ", "a", "Hello, world!", "  leading and trailing  ", "I'll can't WE'RE it's",
+    "tabs\tand\nnew\r\nlines\n\n\n",
     "3.14159 and 1234567890 and 1st", "def f(x):\n    return x**2  # é", "naïve café — “quotes” … €",
-    "日本語のテキストです。", "한국어 텍스트와 조합", "emoji 👩‍👩‍👧‍👦 🇩🇪 👍🏽 end", "مرحبا بالعالم", "Ελληνικά и кириллица",
-    "a" * 300, "<|im_end", "|im_start|>", "x <|im_start|>user\nhi<|im_end|>\n y", "\u00a0\u2003\u200b\ufeff", "\x00\x01\x7f",
+    "日本語のテキストです。", "한국어 텍스트와 조합", "emoji 👩‍👩‍👧‍👦 🇩🇪 👍🏽 end", "مرحبا بالعالم",
+    "Ελληνικά и кириллица",
+    "a" * 300, "<|im_end", "|im_start|>", "x <|im_start|>user\nhi<|im_end|>\n y",
+    "\u00a0\u2003\u200b\ufeff", "\x00\x01\x7f",
 )  # fmt: skip
 
 
@@ -29,11 +32,9 @@ def tokenizer(demo: Located) -> Tokenizer:
     return load_tokenizer(demo)
 
 
-@pytest.fixture(scope="module")
-def reference(demo_gguf: Path):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(demo_gguf.parent, gguf_file=demo_gguf.name)
+@pytest.fixture
+def reference(demo_reference_tokenizer):
+    return demo_reference_tokenizer
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -11,8 +11,8 @@ codecs.register_error(EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.st
 class Detokenizer:
     """Decodes one choice's tokens. Its output depends on the tokens only, not on how they were grouped.
 
-    A character whose bytes are spread over tokens comes with the last of them; `flush` shows what is left of a
-    truncated one as U+FFFD.
+    A character whose bytes are spread over tokens comes with the last of them; `flush` shows what is left of
+    a truncated one as U+FFFD.
     """
 
     __slots__ = ("_decoder", "_lead", "_piece", "_skipped", "_strip")

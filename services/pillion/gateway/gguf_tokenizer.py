@@ -14,7 +14,10 @@ _KEY = "tokenizer.ggml."
 _SPACE = "▁"
 
 # How each model family cuts text into words before merging; as its own tokenizer.json says.
-_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _QWEN2 = _LLAMA3.replace("{1,3}", "")
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -77,7 +80,7 @@ def _byte_level(gguf: GgufFile, texts: list[str]) -> tuple[Tokenizer, bool]:
     words = _PRE.get(name)
     if words is None:
         raise ModelFileError(
-            f"{gguf.path}: pre-tokenizer {name} is not supported; use the model's safetensors folder, or one of "
+            f"{gguf.path}: pre-tokenizer {name} is not supported; use the model's folder, or one of "
             + ", ".join(_PRE)
         )
     merges = []

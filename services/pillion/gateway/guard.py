@@ -1,9 +1,9 @@
 """Keeps control tokens that stand in a user's text from being read as control tokens.
 
-A chat template writes its own control tokens and the users' text into one string. So that the two can be told
-apart afterwards, a mark is put into every control token of the users' text before rendering (and after a tail that
-could become one with what follows). Text without control tokens, nearly all of it, stays as it is, and
-templates may trim, split and compare it as ever. The mark is a lone surrogate, which no valid text holds.
+A chat template writes its own control tokens and the users' text into one string. So that the two can be
+told apart afterwards, a mark is put into every control token of the users' text before rendering (and after a
+tail that could become one with what follows). Text without control tokens, nearly all of it, stays as it is,
+and templates may trim, split and compare it as ever. The mark is a lone surrogate, which no valid text holds.
 """
 
 import re
@@ -14,10 +14,10 @@ MARK = "\udcff"
 
 
 class Guard:
-    """The control tokens of one tokenizer."""
+    """The control tokens of one tokenizer. One of a single character could not be broken and is left out."""
 
     def __init__(self, controls: Iterable[str]) -> None:
-        self._controls = sorted({text for text in controls if text}, key=len, reverse=True)
+        self._controls = sorted({text for text in controls if len(text) > 1}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._controls)) or r"(?!)")
         self._heads = {text[:length] for text in self._controls for length in range(1, len(text))}
         self._longest = max(map(len, self._heads), default=0)
@@ -43,7 +43,7 @@ class Guard:
         return text
 
     def split(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The rendered text in pieces without marks, each with whether it is a control token of the template."""
+        """The rendered text in pieces without marks; each with whether it is a control token that counts."""
         at = 0
         for match in self._pattern.finditer(rendered):
             if plain := bare(rendered[at : match.start()]):
@@ -60,6 +60,4 @@ def bare(rendered: str) -> str:
 
 
 def _break(match: re.Match[str]) -> str:
-    # A control token of one character cannot be broken, only marked; it is then left out by `split`'s pattern too.
-    text = match[0]
-    return text[0] + MARK + text[1:] if len(text) > 1 else text
+    return match[0][0] + MARK + match[0][1:]

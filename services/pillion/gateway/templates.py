@@ -58,10 +58,10 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The chat as one text, for `Tokenizer.encode_chat`; it may hold guard marks (`guard.bare` removes them).
+        """The chat as one text for `Tokenizer.encode_chat`, maybe with marks that `guard.bare` removes.
 
-        `kwargs` are the request's chat_template_kwargs. `continue_final_message` leaves the last message open.
-        Raises TemplateError.
+        `kwargs` are the request's chat_template_kwargs; `continue_final_message` leaves the last message
+        open. Raises TemplateError.
         """
         template = self._templates.get(_TOOLS if tools else "default") or self._templates.get("default")
         if template is None:
@@ -142,7 +142,7 @@ def _cut(rendered: str, last: str) -> str:
         raise TemplateError(
             "continue_final_message: the chat template does not write the last message as it is"
         )
-    # The blank behind the mark is gone where the template trims the message; then the message's own are to go too.
+    # The blank behind the mark is gone where the template trims the message; then the message's own go too.
     return head.replace(_END, "") if tail.startswith(" ") else head.replace(_END, "").rstrip()
 
 

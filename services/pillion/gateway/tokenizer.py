@@ -42,8 +42,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = True, control: bool = False) -> list[int]:
         """Token ids of a plain text. Raises TextError.
 
-        `add_special` adds what the model wants around a text (mostly a token that begins it). `control` reads control
-        tokens that stand in the text as such; otherwise they are text like any other.
+        `add_special` adds what the model wants around a text (mostly a token that begins it). `control` reads
+        control tokens that stand in the text as such; otherwise they are text like any other.
         """
         return self._encode(text, add_special, control)
 
@@ -130,7 +130,7 @@ ToBytes = Callable[[str], bytes]
 
 
 def _decoding(backend: tokenizers.Tokenizer) -> tuple[ToBytes, str, Callable[[bytes], bytes] | None]:
-    """How the backend's decoder works: token to bytes, what to do with invalid UTF-8, what the first piece loses."""
+    """How the backend decodes: token to bytes, what to do with invalid UTF-8, what the first piece loses."""
     decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
     steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
     kinds = [step.get("type") for step in steps]
@@ -170,7 +170,7 @@ def _byte_level(text: str) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: itself where it is visible Latin-1, else one from U+0100 on."""
+    """GPT-2's printable stand-in for each byte: itself where it is visible Latin-1, else from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}

@@ -8,6 +8,7 @@ from pillion.modelfiles.locate import Located
 from pillion.modelfiles.texts import read_bytes, read_json
 
 DEFAULT = "default"
+_GGUF_KEY = "tokenizer.chat_template"
 
 
 def chat_templates(located: Located, file: str | Path | None = None) -> dict[str, str]:
@@ -19,13 +20,8 @@ def chat_templates(located: Located, file: str | Path | None = None) -> dict[str
         return {DEFAULT: _text(Path(file).expanduser(), "--chat-template")}
     if located.kind == "gguf":
         with GgufFile(located.path) as gguf:
-            prefix = "tokenizer.chat_template"
-            named = {
-                key.removeprefix(prefix).lstrip(".") or DEFAULT: key
-                for key in gguf.metadata
-                if key.startswith(prefix)
-            }
-            return {name: gguf.text(key) or "" for name, key in named.items()}
+            named = [key for key in gguf.metadata if key == _GGUF_KEY or key.startswith(_GGUF_KEY + ".")]
+            return {key[len(_GGUF_KEY) + 1 :] or DEFAULT: gguf.text(key) or "" for key in named}
     return _of_folder(located.path)
 
 

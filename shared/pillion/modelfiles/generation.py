@@ -10,7 +10,7 @@ from pillion.modelfiles.texts import read_json
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request gets for a field that it leaves out; None: the model says nothing, the API's default holds."""
+    """What a request gets for a field that it leaves out. None: the API's default holds."""
 
     temperature: float | None = None
     top_p: float | None = None

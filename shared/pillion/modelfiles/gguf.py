@@ -65,7 +65,7 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One entry of the directory. `shape` has rows first, as in PyTorch; `offset` counts from the file's start."""
+    """One entry of the directory. `shape` has rows first, as in PyTorch; `offset` is the file's."""
 
     name: str
     shape: tuple[int, ...]
@@ -177,11 +177,13 @@ class GgufFile:
 
     def text(self, key: str) -> str | None:
         """A string of the metadata, or None where it is absent."""
-        return self._typed(key, str, "a string")
+        value: str | None = self._typed(key, str, "a string")
+        return value
 
     def integer(self, key: str) -> int | None:
         """An integer of the metadata, or None where it is absent."""
-        return self._typed(key, int, "an integer")
+        value: int | None = self._typed(key, int, "an integer")
+        return value
 
     def real(self, key: str) -> float | None:
         """A number of the metadata, or None where it is absent."""
@@ -195,7 +197,8 @@ class GgufFile:
 
     def array(self, key: str) -> Array | None:
         """An array of the metadata, or None where it is absent."""
-        return self._typed(key, Array, "an array")
+        value: Array | None = self._typed(key, Array, "an array")
+        return value
 
     def _typed(self, key: str, kind: Any, said: str) -> Any:
         value = self.metadata.get(key)
@@ -252,7 +255,8 @@ class _Cursor:
         # The shortest tensor entry has 24 bytes, the shortest pair 13.
         if tensors * 24 + pairs * 13 > self.size:
             raise ModelFileError(
-                f"{self.path} announces {tensors} tensors and {pairs} metadata pairs, more than its {self.size} bytes hold"
+                f"{self.path} announces {tensors} tensors and {pairs} metadata pairs, "
+                f"more than its {self.size} bytes hold"
             )
         return version, tensors, pairs
 

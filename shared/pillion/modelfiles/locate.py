@@ -28,10 +28,10 @@ class Located:
 def locate(
     model: str, revision: str | None = None, cache_path: Path | None = None, *, weights: bool = True
 ) -> Located:
-    """Finds `model`, fetching it where it is a hub id or `demo`. `weights=False` leaves a hub's weights there.
+    """Finds `model`; fetches a hub id and `demo`. `weights=False` leaves a hub's weights there.
 
-    A hub id follows HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE. `cache_path` is needed for `demo` only.
-    `owner/name/file.gguf` is one GGUF file of a hub repository. Raises ModelFileError.
+    A hub id follows HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE; `owner/name/file.gguf` is one GGUF
+    file of a hub repository. `cache_path` is needed for `demo` only. Raises ModelFileError.
     """
     path = Path(model).expanduser()
     if model == "demo" and not path.exists():
@@ -109,10 +109,10 @@ class _HubErrors:
 
         remedies: tuple[tuple[type[BaseException], str], ...] = (
             (errors.GatedRepoError, "is gated: ask for access on its page and set HF_TOKEN"),
-            (errors.RepositoryNotFoundError, "is not on the hub (or is private: set HF_TOKEN), and no such path exists here"),
+            (errors.RepositoryNotFoundError, "is not on the hub, or private (set HF_TOKEN); no such path"),
             (errors.RevisionNotFoundError, "has no such revision; check --revision"),
-            (errors.LocalEntryNotFoundError, "is not in the hub's cache and the hub cannot be reached; check the network, "
-             "HF_HUB_OFFLINE and HF_ENDPOINT, or name a folder or a .gguf file"),
+            (errors.LocalEntryNotFoundError, "is not in the hub's cache and the hub cannot be reached; check "
+             "the network, HF_HUB_OFFLINE and HF_ENDPOINT, or name a folder or a .gguf file"),
             (errors.EntryNotFoundError, "does not have that file; look at its list of files"),
             (errors.HFValidationError, "is no valid hub id, and no such path exists here"),
         )  # fmt: skip

@@ -34,7 +34,7 @@ _GGUF_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Texts of the tokens with a role, None where the model has none; ids of all that end a sequence, ascending."""
+    """Texts of the tokens with a role, None where there is none; the ids that end a sequence, ascending."""
 
     bos: str | None = None
     eos: str | None = None

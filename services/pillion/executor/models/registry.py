@@ -34,7 +34,7 @@ def _check(spec: ModelSpec, path: Path) -> None:
 
 
 class _Config:
-    """config.json with typed access; an absent key means the default that `transformers` has for the class."""
+    """config.json with typed access; an absent key means the default of the class in `transformers`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ def _from_config(path: Path) -> ModelSpec:
         )
     if config.get("quantization_config"):
         raise ModelFileError(
-            f"{path}: quantized safetensors ({_kind_of(config.get('quantization_config'))}) are not supported; "
+            f"{path}: quantized safetensors ({_method(config.get('quantization_config'))}) are not served: "
             "use the unquantized model, or a GGUF file"
         )
     if (act := config.get("hidden_act", "silu")) not in ("silu", "swish"):
@@ -73,7 +73,7 @@ def _from_config(path: Path) -> ModelSpec:
     return parse(config)
 
 
-def _kind_of(quantization: Any) -> str:
+def _method(quantization: Any) -> str:
     return str(quantization.get("quant_method", "unknown")) if isinstance(quantization, dict) else "unknown"
 
 
@@ -146,7 +146,7 @@ _ARCHITECTURES: Mapping[str, Callable[[_Config], ModelSpec]] = {
 
 
 def _rope(config: _Config) -> tuple[Rope, int]:
-    """The embedding and how far it carries. Reads `rope_parameters` (transformers 5) or `rope_scaling` (4)."""
+    """The embedding and how far it carries, from `rope_parameters` (transformers 5) or `rope_scaling` (4)."""
     scaling = config.get("rope_parameters", config.get("rope_scaling", {}))
     if not isinstance(scaling, dict):
         raise ModelFileError(f"{config.path}: rope_scaling must be an object")
@@ -169,8 +169,8 @@ def _rope(config: _Config) -> tuple[Rope, int]:
     theta = number("rope_theta", float(config.get("rope_theta", 10000.0)))
     original = int(number("original_max_position_embeddings", float(trained)))
     match kind:
-        # Dynamic scaling changes nothing up to the trained length; past it a token's keys would depend on what
-        # follows, so the trained length is where serving ends.
+        # Dynamic scaling changes nothing up to the trained length; past it a token's keys would depend on
+        # what follows, so the trained length is where serving ends.
         case "default" | "dynamic":
             return Rope(theta), trained
         case "linear":
@@ -214,7 +214,8 @@ def _from_gguf(path: Path) -> ModelSpec:
         architecture = _GGUF_ARCHITECTURES.get(str(kind))
         if architecture is None:
             raise ModelFileError(
-                f"{path}: architecture {kind} is not supported; supported are {', '.join(_GGUF_ARCHITECTURES)}"
+                f"{path}: architecture {kind} is not supported; supported are "
+                + ", ".join(_GGUF_ARCHITECTURES)
             )
         if (gguf.integer("split.count") or 1) > 1:
             raise ModelFileError(
@@ -279,7 +280,8 @@ def _gguf_rope(gguf: GgufFile, kind: str, head_size: int, context: int) -> tuple
         case "yarn":
             attention = _yarn_attention(factor) * (gguf.real(f"{kind}.rope.scaling.attn_factor") or 1.0)
             return Rope(
-                theta, "yarn", factor, original_max_position=original, attention_factor=attention, divisors=divisors,
+                theta, "yarn", factor, original_max_position=original, attention_factor=attention,
+                divisors=divisors,
                 beta_fast=gguf.real(f"{kind}.rope.scaling.yarn_beta_fast") or 32.0,
                 beta_slow=gguf.real(f"{kind}.rope.scaling.yarn_beta_slow") or 1.0,
             ), context  # fmt: skip
@@ -294,6 +296,7 @@ def _divisors(gguf: GgufFile, head_size: int) -> tuple[float, ...] | None:
         return None
     if tensor.type_name != "F32" or tensor.shape != (head_size // 2,):
         raise ModelFileError(
-            f"{gguf.path}: tensor rope_freqs.weight is {tensor.type_name} {tensor.shape}, expected F32 ({head_size // 2},)"
+            f"{gguf.path}: tensor rope_freqs.weight is {tensor.type_name} {tensor.shape}, "
+            f"expected F32 ({head_size // 2},)"
         )
     return tuple(gguf.data(tensor).cast("f").tolist())

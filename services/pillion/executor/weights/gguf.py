@@ -48,8 +48,8 @@ class GgufWeights:
         self._file = GgufFile(path)
         self.source = path
         self.identity = identity([(path, self._file.data_start)])
-        # Files of the `llama` kind hold the rows of q and k in pairs (2i, 2i+1) of each head's rotation, where the
-        # checkpoint has (i, i + half); of the others as the checkpoint.
+        # Files of the `llama` kind hold the rows of q and k in pairs (2i, 2i+1) of each head's rotation,
+        # where the checkpoint has (i, i + half); those of other kinds are in the checkpoint's order.
         self._heads: dict[str, int] = {}
         if self._file.text("general.architecture") == "llama":
             self._heads = {"self_attn.q_proj": spec.num_heads, "self_attn.k_proj": spec.num_kv_heads}
@@ -77,10 +77,6 @@ class GgufWeights:
 
     def origin(self, name: str) -> str:
         return f"{self.source}: tensor {gguf_name(name)}"
-
-    @property
-    def has_head(self) -> bool:
-        return gguf_name(HEAD) in self._file.tensors
 
     def close(self) -> None:
         self._file.close()

@@ -11,8 +11,8 @@ SAMPLE_BYTES = 4096
 def identity(files: Sequence[tuple[Path, int]]) -> str:
     """Hash over each file's size, its header (the given number of bytes) and evenly spread samples.
 
-    Two copies of one model agree wherever they lie and whenever they were written; reading costs some 256 KB a
-    file beside the header.
+    Two copies of one model agree wherever they lie and whenever they were written; reading costs some 256 KB
+    a file beside the header.
     """
     digest = hashlib.sha256()
     for path, header in files:

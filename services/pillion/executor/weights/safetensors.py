@@ -3,12 +3,12 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from pillion.executor.weights.identity import identity
-from pillion.executor.weights.names import HEAD
 from pillion.modelfiles import ModelFileError
 from pillion.modelfiles.texts import read_json
 
@@ -31,14 +31,14 @@ class SafetensorsFolder:
             headers.append((path, size))
             for name, entry in entries.items():
                 if entry["dtype"] not in _FLOATS:
-                    continue  # buffers that old checkpoints carry; a weight of such a type is reported as missing
+                    continue  # a buffer of an old checkpoint; a weight of such a type is reported as missing
                 self._shapes[name], self._places[name] = tuple(entry["shape"]), path
         for name, path in indexed.items():
             if name not in self._places:
                 raise ModelFileError(
                     f"{path} lacks tensor {name}, which {folder / _INDEX} says is there; fetch it again"
                 )
-        self._open = {path: safe_open(path, framework="pt") for path in files}
+        self._open: dict[Path, Any] = {path: safe_open(path, framework="pt") for path in files}
         self.source = folder
         self.identity = identity(headers)
 
@@ -48,18 +48,13 @@ class SafetensorsFolder:
     def read(self, name: str) -> torch.Tensor:
         path = self._places[name]
         try:
-            return self._open[path].get_tensor(name)
+            tensor: torch.Tensor = self._open[path].get_tensor(name)
         except SafetensorError as error:
-            raise ModelFileError(
-                f"{path}: tensor {name} cannot be read: {error}; fetch the file again"
-            ) from None
+            raise ModelFileError(f"{path}: tensor {name} cannot be read: {error}; fetch it again") from None
+        return tensor
 
     def origin(self, name: str) -> str:
         return f"{self._places.get(name, self.source)}: tensor {name}"
-
-    @property
-    def has_head(self) -> bool:
-        return HEAD in self._shapes
 
     def close(self) -> None:
         self._open.clear()
@@ -91,7 +86,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     raise ModelFileError(f"{folder} holds no .safetensors file{hint}; fetch the model again")
 
 
-def _header(path: Path) -> tuple[dict[str, dict], int]:  # type: ignore[type-arg]
+def _header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """The directory of one file and its length in bytes, checked against the file's size."""
     try:
         with path.open("rb") as file:
@@ -112,7 +107,6 @@ def _header(path: Path) -> tuple[dict[str, dict], int]:  # type: ignore[type-arg
             f"{path} is no safetensors file: its header is no JSON; fetch it again"
         ) from None
     header.pop("__metadata__", None)
-    end = 8 + length
     for name, entry in header.items():
         try:
             tensor_end = 8 + length + int(entry["data_offsets"][1])
@@ -123,7 +117,7 @@ def _header(path: Path) -> tuple[dict[str, dict], int]:  # type: ignore[type-arg
             ) from None
         if tensor_end > size:
             raise ModelFileError(
-                f"{path} is truncated: tensor {name} ends at byte {tensor_end}, the file has {size}; fetch it again"
+                f"{path} is truncated: tensor {name} ends at byte {tensor_end}, the file has {size}; "
+                "fetch it again"
             )
-        end = max(end, tensor_end)
     return header, 8 + length

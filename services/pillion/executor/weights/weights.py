@@ -38,7 +38,7 @@ class Weights:
                 )
             if found != shape:
                 raise ModelFileError(
-                    f"{source.origin(name)} has the shape {found}, but the model's configuration makes it {shape}; "
+                    f"{source.origin(name)} has the shape {found}, but the configuration makes it {shape}: "
                     "the weights and the configuration are not of one model"
                 )
 

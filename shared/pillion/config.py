@@ -6,6 +6,7 @@ reads the environment but `load`.
 """
 
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -47,9 +48,7 @@ class Model(Section, frozen=True):
 
     model: Annotated[str, Meta(description="safetensors folder, GGUF file, hub id, or `demo`")] = "demo"
     revision: Annotated[str | None, Meta(description="revision of a hub id")] = None
-    served_model_name: Annotated[
-        str | None, Meta(description="name that clients use [as in --model]")
-    ] = None
+    served_model_name: Annotated[str | None, Meta(description="name that clients use [as in --model]")] = None
     dtype: Annotated[
         str,
         Meta(description="auto, bfloat16, float32 or float16", pattern="^(auto|bfloat16|float32|float16)$"),
@@ -128,7 +127,9 @@ class Scheduler(Section, frozen=True):
             pattern="^(stretch|turns)$",
         ),
     ] = "stretch"
-    priority_ageing: Annotated[float, Meta(description="seconds of waiting that weigh as much as one level of priority", gt=0)] = 10.0
+    priority_ageing: Annotated[
+        float, Meta(description="seconds of waiting that weigh as much as one level of priority", gt=0)
+    ] = 10.0
     lease_seconds: Annotated[
         float, Meta(description="life of the replica's lease without renewal, seconds", gt=0)
     ] = 3.0
@@ -348,11 +349,14 @@ def _convert(leaf: Leaf, value: Any, source: str) -> Any:
         value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
             value.lower(), value
         )
+    shown = "the value" if leaf.secret else repr(value)
     try:
-        return msgspec.convert(value, leaf.type, strict=False)
+        converted = msgspec.convert(value, leaf.type, strict=False)
     except msgspec.ValidationError as error:
-        shown = "the value" if leaf.secret else repr(value)
         raise ConfigError(f"{leaf.name} from {source}: {shown} is not valid: {error}") from None
+    if isinstance(converted, float) and not math.isfinite(converted):
+        raise ConfigError(f"{leaf.name} from {source}: {shown} is not valid: Expected a finite number")
+    return converted
 
 
 def _nearest(name: str, names: Any) -> str:

@@ -89,8 +89,11 @@ class Desk:
         wake_at = self._policy.wake_at
         if wake_at is None:
             return await self.mailbox.get()
+        left = wake_at - clock.wall()
+        if left <= 0:
+            return None
         try:
-            async with asyncio.timeout(max(0.0, wake_at - clock.wall())):
+            async with asyncio.timeout(left):
                 return await self.mailbox.get()
         except TimeoutError:
             return None

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from pillion.admission.limits import fits
 from pillion.admission.line import Waiting
@@ -9,7 +10,7 @@ from pillion.contracts.entries import Facts, Heartbeat, Request
 
 FRESH = 3.0  # seconds; a replica speaks at least every second
 FORGET = 600.0  # seconds after which a silent replica's model is no longer known
-_REMEMBERED = 4096  # first blocks whose last replica is known
+_REMEMBERED = 4096  # requests, and first blocks, whose last replica is known
 
 EntryId = tuple[int, int]
 
@@ -52,12 +53,32 @@ class Replica:
         return load == 0 or load + tokens <= self.beat.credit
 
 
+K = TypeVar("K", int, str)
+
+
+class Recent(Generic[K]):
+    """Where the latest few thousand of something went."""
+
+    def __init__(self) -> None:
+        self._replica: OrderedDict[K, str] = OrderedDict()
+
+    def get(self, key: K) -> str | None:
+        return self._replica.get(key)
+
+    def note(self, key: K, replica: str) -> None:
+        self._replica[key] = replica
+        self._replica.move_to_end(key)
+        if len(self._replica) > _REMEMBERED:
+            self._replica.popitem(last=False)
+
+
 class Replicas:
     """All that were heard of, and where prefixes went."""
 
     def __init__(self) -> None:
         self._replicas: dict[str, Replica] = {}
-        self._last_at: OrderedDict[int, str] = OrderedDict()
+        self._last_at = Recent[int]()  # first block to replica
+        self._ran_at = Recent[str]()  # request to replica
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -96,12 +117,10 @@ class Replicas:
         """Counts what is being handed over, at once."""
         replica = self._replicas[name]
         replica.sent[waiting.request.id] = Sent(waiting.tokens)
+        self._ran_at.note(waiting.request.id, name)
         prefix = _prefix(waiting.request, replica.facts)
         if prefix is not None:
-            self._last_at[prefix] = name
-            self._last_at.move_to_end(prefix)
-            if len(self._last_at) > _REMEMBERED:
-                self._last_at.popitem(last=False)
+            self._last_at.note(prefix, name)
 
     def sent(self, request: str, name: str, entry: str | None) -> None:
         """The hand-over's end; `entry` None: the entry had gone on before."""
@@ -134,14 +153,19 @@ class Replicas:
         return sum(r.beat.prefill_rate for r in replicas if r.facts is not None and r.facts.model == model)
 
     def able(self, request: Request, among: set[str]) -> set[str]:
-        """Those of the request's model that are large enough for it."""
-        return {
+        """Those of the request's model that are large enough for it.
+
+        A request that comes again goes where it went before, while that replica lives: it knows what it has.
+        """
+        able = {
             name
             for name in among
             if (facts := self._replicas[name].facts) is not None
             and facts.model == request.model
             and fits(request, facts)
         }
+        before = self._ran_at.get(request.id)
+        return {before} if before in able else able
 
     def best(self, waiting: Waiting, among: set[str]) -> str | None:
         """The one with room that would have computed the prompt first; None where none has room.

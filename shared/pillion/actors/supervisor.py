@@ -8,6 +8,7 @@ the process shall end; when they have returned, or the grace period is over, the
 import asyncio
 import enum
 import logging
+import os
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,8 @@ from pillion import clock
 log = logging.getLogger(__name__)
 
 Run = Callable[[], Awaitable[None]]
+
+LAST_WORDS = 10.0  # seconds that cancelled actors have to end; then the process ends without them
 
 
 class Exit(enum.IntEnum):
@@ -97,10 +100,15 @@ class Supervisor:
         finally:
             for task in (drain, *tasks):
                 task.cancel()
-            await asyncio.gather(drain, *tasks, return_exceptions=True)
+            _, left = await asyncio.wait((drain, *tasks), timeout=LAST_WORDS)
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
         log.log(logging.INFO if code is Exit.DRAINED else logging.ERROR, "%s ends: %s", self.name, reason)
+        if left:
+            names = ", ".join(sorted(task.get_name() for task in left))
+            log.error("%s did not end within %g s of being cancelled: %s", self.name, LAST_WORDS, names)
+            logging.shutdown()
+            os._exit(Exit.FORCED)  # the event loop would wait for them without end
         return code
 
     def _finish(self, code: Exit, reason: str) -> None:
@@ -138,7 +146,10 @@ class Supervisor:
             except Stop as stop:
                 self._finish(stop.code, stop.reason)
                 return
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                # Cancelled from within (a closed connection, a lost task), the actor failed; else we end.
+                if isinstance(error, asyncio.CancelledError) and _cancelled():
+                    raise
                 delay = actor.delay(clock.monotonic())
                 if delay is None:
                     log.exception("%s failed %d times", actor.name, actor.max_restarts + 1)
@@ -148,3 +159,8 @@ class Supervisor:
                 await asyncio.sleep(delay)
             else:
                 return
+
+
+def _cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, ConnectionError, RedisError
+from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, RedisError
 from redis.exceptions import TimeoutError as NoAnswer
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,8 @@ async def retrying(
     while True:
         try:
             result = await attempt()
+        except AuthenticationError:
+            raise  # redis-py counts it among the lost connections, but time does not heal it
         except UNREACHABLE as error:
             if give_up_after is not None and loop.time() - start + pause > give_up_after:
                 raise

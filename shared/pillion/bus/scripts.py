@@ -32,9 +32,13 @@ class Script:
             raise
 
 
+# KEYS[1] holds the last epoch that was given out: a successor fences its predecessor off, not the clock, so a
+# lease that ran out while Redis was away costs nothing. No epoch at all: Redis lost its data, and the holder
+# sets its own again when it renews.
 _FENCE = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then
-  return redis.error_reply('LEASELOST epoch ' .. ARGV[1] .. ' is not the holder of ' .. KEYS[1])
+local last = redis.call('GET', KEYS[1])
+if last and last ~= ARGV[1] then
+  return redis.error_reply('LEASELOST epoch ' .. ARGV[1] .. ' was followed by ' .. last .. ' in ' .. KEYS[1])
 end
 """
 
@@ -51,15 +55,22 @@ redis.call('SET', KEYS[1], text, 'PX', ARGV[1])
 return text
 """)
 
-# KEYS lease; ARGV epoch, ttl ms.
-RENEW = Script(_FENCE + "return redis.call('PEXPIRE', KEYS[1], ARGV[2])")
+# KEYS epoch, lease; ARGV epoch, ttl ms. Answers 1 where Redis had lost the epoch.
+RENEW = Script(
+    _FENCE
+    + """
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return last and 0 or 1
+"""
+)
 
 # KEYS lease; ARGV epoch.
 RELEASE = Script(
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 )
 
-# KEYS lease, source, destination; ARGV epoch, group, entry id, payload. The entry goes on, once.
+# KEYS epoch, source, destination; ARGV epoch, group, entry id, payload. The entry goes on, once.
 HAND_OVER = Script(
     _FENCE
     + """
@@ -69,7 +80,7 @@ return redis.call('XADD', KEYS[3], '*', 'e', ARGV[4])
 """
 )
 
-# KEYS lease, source, destination; ARGV epoch, group, entry id, payload, destination's maxlen.
+# KEYS epoch, source, destination; ARGV epoch, group, entry id, payload, destination's maxlen.
 # The entry ends here, with a word (a refusal, a final item) to whom it came from.
 SETTLE = Script(
     _FENCE
@@ -80,7 +91,7 @@ return redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[4])
 """
 )
 
-# KEYS lease, source; ARGV epoch, group, entry id. The entry ends without a word: another one has the same.
+# KEYS epoch, source; ARGV epoch, group, entry id. The entry ends without a word: another one has the same.
 DISCARD = Script(
     _FENCE
     + """
@@ -90,7 +101,7 @@ return redis.call('XDEL', KEYS[2], ARGV[3])
 )
 
 # One step of one replica, whole: journal first, then each gateway's share, then what finished.
-# KEYS lease, journal, run, then one `out` per payload, then one record per finished request.
+# KEYS epoch, journal, run, then one `out` per payload, then one record per finished request.
 # ARGV epoch, group, journal payload, out maxlen, record ttl s, number of outs, outs' payloads...,
 #      then for each finished: record, run entry id.
 # Answers the journal entry's id.

@@ -1,6 +1,5 @@
 """Reading and writing streams. Every entry has one field, `e`, with the encoded payload."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from pillion.bus.connection import UNREACHABLE, Connection
+from pillion.bus.connection import Connection, retrying
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +41,11 @@ async def append_bounded(connection: Connection, key: str, payload: bytes, bound
 
 
 def _entries(answer: Any) -> list[Entry]:
-    """The entries of one XREAD or XREADGROUP answer, RESP2 (list) or RESP3 (dict)."""
+    """The entries of one XREAD or XREADGROUP answer, RESP2 or RESP3, less the deleted ones."""
     if not answer:
         return []
     pairs = answer.items() if isinstance(answer, dict) else answer
-    return [_entry(raw) for _, raws in pairs for raw in raws]
+    return [_entry(raw) for _, raws in pairs for raw in raws if raw[1] is not None]
 
 
 def _entry(raw: Sequence[Any]) -> Entry:
@@ -76,16 +75,9 @@ class Tail:
         """Waits up to `block` seconds. Raises RedisError."""
         await self.start()
         answer = await self.connection.call(
-            "XREAD",
-            "COUNT",
-            count,
-            "BLOCK",
-            int(block * 1000),
-            "STREAMS",
-            self.key,
-            self.last,
+            "XREAD", "COUNT", count, "BLOCK", int(block * 1000), "STREAMS", self.key, self.last,
             deadline=block + 10,
-        )
+        )  # fmt: skip
         entries = _entries(answer)
         if entries:
             self.last = entries[-1].id
@@ -93,17 +85,8 @@ class Tail:
 
     async def follow(self, count: int = 256) -> AsyncIterator[list[Entry]]:
         """Batches without end; goes on after Redis was away."""
-        pause = 0.05
         while True:
-            try:
-                entries = await self.read(count)
-            except UNREACHABLE as error:
-                log.warning("%s: Redis cannot be reached, trying again in %.2f s: %s", self.key, pause, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 2.0)
-                continue
-            pause = 0.05
-            if entries:
+            if entries := await retrying(self.key, lambda: self.read(count)):
                 yield entries
 
 
@@ -111,6 +94,9 @@ class Group:
     """Reads a stream as a member of a group: each entry goes to one member and stays pending until it is
     acknowledged. The group is made on demand, and again if it is lost; that is said, since it means that
     Redis lost data.
+
+    `consumer` must name this object's life and no other's. What it was handed and has not seen (the answer
+    was lost with a connection, or its reader was cancelled) it asks for again: it is newer than all it saw.
     """
 
     def __init__(self, connection: Connection, key: str, group: str, consumer: str) -> None:
@@ -119,7 +105,9 @@ class Group:
         self.group = group
         self.consumer = consumer
         self.remade = 0  # how often the group had to be made after the first time
+        self.last = "0-0"  # id of the newest entry seen
         self._made = False
+        self._unsure = False  # whether an answer was lost, and entries with it
 
     async def ensure(self) -> None:
         """Makes the stream and the group where they do not exist."""
@@ -131,6 +119,7 @@ class Group:
         else:
             if self._made:
                 self.remade += 1
+                self.last, self._unsure = "0-0", False
                 log.error(
                     "%s: the group %s was lost and is made again; Redis lost data", self.key, self.group
                 )
@@ -140,57 +129,56 @@ class Group:
         """New entries, for this consumer. Waits up to `block` seconds. Raises RedisError."""
         if not self._made:
             await self.ensure()
+        again, self._unsure = self._unsure, True
         try:
             answer = await self.connection.call(
                 "XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", count,
-                "BLOCK", int(block * 1000), "STREAMS", self.key, ">", deadline=block + 10,
+                "BLOCK", int(block * 1000), "STREAMS", self.key, self.last if again else ">",
+                deadline=block + 10,
             )  # fmt: skip
         except ResponseError as error:
             # NOGROUP when it asks, UNBLOCKED when the stream is deleted under a waiting reader.
             if "NOGROUP" not in str(error) and "UNBLOCKED" not in str(error):
                 raise
+            self._unsure = False
             await self.ensure()
             return []
-        return _entries(answer)
+        entries = _entries(answer)
+        if entries:
+            self.last = entries[-1].id
+        self._unsure = again and bool(entries)  # until all that was missed is here
+        return entries
 
     async def claim_others(self, count: int = 64) -> list[Entry]:
-        """Takes over what other consumers hold, by right of the lease and not of idle time.
+        """Takes over what former consumers hold, by right of the lease and not of idle time.
 
         A generation may run for minutes, so an old entry is no sign of a dead consumer; the caller must hold
-        the lease that the others have lost. Returns up to `count` entries, oldest first; call until empty.
+        the lease that the others have lost. Call it before the first `read`, until it is empty. Returns up
+        to `count` entries, oldest first. Raises RedisError; called again it leaves out nothing.
         """
         if not self._made:
             await self.ensure()
         taken: list[Entry] = []
-        start = "-"
         while not taken:
-            pending = await self.connection.call("XPENDING", self.key, self.group, start, "+", count)
+            pending = await self.connection.call(
+                "XPENDING", self.key, self.group, "(" + self.last, "+", count
+            )
             if not pending:
                 break
-            others = {row[0]: row[3] for row in pending if row[1] != self.consumer.encode()}
-            if others:
-                claimed = await self.connection.call(
-                    "XCLAIM", self.key, self.group, self.consumer, 0, *others
-                )
-                # An entry that was deleted while it was pending comes back as nil, or not at all.
-                taken = [
-                    Entry(entry.id, entry.payload, others[entry.id.encode()] + 1)
-                    for entry in (_entry(raw) for raw in claimed if raw and raw[1])
-                ]
-            start = "(" + pending[-1][0].decode()
+            deliveries = {identity: count for identity, _, _, count in pending}
+            claimed = await self.connection.call(
+                "XCLAIM", self.key, self.group, self.consumer, 0, *deliveries
+            )
+            # An entry that was deleted while it was pending comes back as nil, or not at all.
+            taken = [
+                Entry(entry.id, entry.payload, deliveries[entry.id.encode()] + 1)
+                for entry in (_entry(raw) for raw in claimed if raw and raw[1])
+            ]
+            self.last = pending[-1][0].decode()
         return taken
 
     async def follow(self, count: int = 64) -> AsyncIterator[list[Entry]]:
         """Batches of new entries without end; goes on after Redis was away."""
-        pause = 0.05
         while True:
-            try:
-                entries = await self.read(count)
-            except UNREACHABLE as error:
-                log.warning("%s: Redis cannot be reached, trying again in %.2f s: %s", self.key, pause, error)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 2.0)
-                continue
-            pause = 0.05
-            if entries:
+            if entries := await retrying(self.key, lambda: self.read(count)):
                 yield entries

@@ -1,6 +1,7 @@
 """What `pillion up` says when the stack stands."""
 
 import json
+import os
 
 from pillion.bus import Connection, Keys
 from pillion.config import Config
@@ -41,9 +42,10 @@ async def lines(config: Config, seconds: float) -> list[str]:
 
 def _capacity(config: Config, facts: Facts) -> list[str]:
     usable = facts.num_blocks - 1  # block 0 is never given out
+    threads = config.executor.threads or len(os.sched_getaffinity(0))
     fit = usable // -(-facts.max_model_len // facts.block_size)
     return [
-        f"  computes  {facts.dtype}, backend {facts.backend}",
+        f"  computes  {facts.dtype}, backend {facts.backend}, {threads} threads",
         f"  holds     {usable} KV blocks of {facts.block_size} tokens: {fit} requests of the full"
         f" {facts.max_model_len} tokens",
         f"  runs      up to {facts.max_num_seqs} sequences, {facts.max_step_tokens} tokens a step",

@@ -54,8 +54,8 @@ class Child:
     async def start(self) -> None:
         """Raises OSError where the program cannot be run."""
         self.last.clear()
-        self._transport, self._life = await asyncio.get_running_loop().subprocess_exec(
-            lambda: _Life(self._line),
+        _, self._life = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Life(self._begin, self._line),
             *self.command,
             env=self.environ,
             stdin=subprocess.DEVNULL,
@@ -82,6 +82,9 @@ class Child:
             with suppress(ProcessLookupError):
                 self._transport.send_signal(number)
 
+    def _begin(self, transport: asyncio.SubprocessTransport) -> None:
+        self._transport = transport
+
     def _line(self, raw: bytes) -> None:
         text = raw.decode(errors="replace").rstrip()
         self.last.append(text)
@@ -94,11 +97,18 @@ class Child:
 class _Life(asyncio.SubprocessProtocol):
     """What one process writes, by lines, and when it ended."""
 
-    def __init__(self, line: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, begin: Callable[[asyncio.SubprocessTransport], None], line: Callable[[bytes], None]
+    ) -> None:
         self.exited = asyncio.Event()
         self.silent = asyncio.Event()  # both pipes are closed
+        self._begin = begin
         self._line = line
         self._rest = {1: b"", 2: b""}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._begin(transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         *lines, rest = (self._rest[fd] + data).split(b"\n")

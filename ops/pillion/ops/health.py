@@ -30,7 +30,7 @@ def gateway(url: str) -> str | None:
         return f"the gateway does not answer ({error})"
     if status == 200:
         return None
-    return str(body.get("reason") or body) if isinstance(body, dict) else str(body)
+    return str(body.get("message") or body.get("reason") or body) if isinstance(body, dict) else str(body)
 
 
 def redis(url: str) -> None:

@@ -1,0 +1,174 @@
+"""`pillion up`: what it says, what it restarts, how it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.e2e.conftest import ROLES, RunningStack, StartStack
+
+from pillion.ops import web
+
+
+def complete(url: str, tokens: int = 4) -> int:
+    """The tokens that a completion brought."""
+    body = {"prompt": "ab", "max_tokens": tokens, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    return int(list(web.stream(f"{url}/v1/completions", body))[-1]["usage"]["completion_tokens"])
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_it_says_what_stands(stack: RunningStack) -> None:
+    assert stack.url
+    said = "\n".join(stack.lines)
+    assert "Pillion serves demo, ready after" in said
+    for pattern in (
+        r"computes  \w+, backend \w+",
+        r"holds     \d+ KV blocks of \d+ tokens: \d+ requests of the full 8192",
+    ):
+        stack.wait_line(pattern, 1)
+    assert set(stack.pids()) == set(ROLES)
+    assert {role for role in ROLES if f"{role:>9} {stack.pids()[role]} | " in said} >= {"executor", "gateway"}
+
+
+def test_a_second_of_the_same_name_is_refused(stack: RunningStack) -> None:
+    assert stack.url
+    done = subprocess.run(
+        [sys.executable, "-m", "pillion.ops", "up", "--state-dir", str(stack.state)],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"pillion: the stack 'default' is already running (pid {stack.process.pid})"
+    )
+    assert done.stderr.count("\n") == 1
+    assert stack.ready
+
+
+def test_every_killed_child_comes_back_and_the_stack_serves_on(start_stack: StartStack) -> None:
+    stack = start_stack()
+    url = stack.url
+    assert complete(url) == 4
+    for role in ROLES:
+        old, after = stack.pids()[role], len(stack.lines)
+        os.kill(old, signal.SIGKILL)
+        stack.wait_line(f"{role} {old} ended: signal SIGKILL; its last lines:", 10, after)
+        stack.wait_line(f"starting {role} again", 10, after)
+        end = time.monotonic() + 60
+        while stack.pids().get(role, old) == old or not stack.ready:
+            assert time.monotonic() < end, f"{role} did not come back:\n" + "\n".join(stack.lines[after:])
+            time.sleep(0.05)
+        assert complete(url) == 4, f"after {role}"
+    assert stack.end() == 0
+
+
+def test_ctrl_c_finishes_what_runs_and_ends_all_in_order(start_stack: StartStack) -> None:
+    stack = start_stack()
+    pids = stack.pids()
+    body = {"prompt": "ab", "max_tokens": 400, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}  # fmt: skip
+    events = web.stream(f"{stack.url}/v1/completions", body)
+    next(events)
+    stack.process.send_signal(signal.SIGINT)
+    assert list(events)[-1]["usage"]["completion_tokens"] == 400
+    assert stack.end() == 0
+    assert len(pids) == len(ROLES)
+    assert all(gone(pid, 0) for pid in pids.values())
+    assert not (stack.state / "default/stack.toml").exists()
+    assert not list((stack.state / "default").glob("*.sock"))
+
+
+def test_a_second_signal_ends_at_once(start_stack: StartStack) -> None:
+    stack = start_stack()
+    pids = stack.pids()
+    body = {"prompt": "ab", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    events = web.stream(f"{stack.url}/v1/completions", body)
+    next(events)
+    begin = time.monotonic()
+    stack.process.send_signal(signal.SIGTERM)
+    stack.wait_line("a second signal ends at once", 5)
+    assert stack.end(signal.SIGTERM) == 130
+    assert time.monotonic() - begin < 5
+    assert all(gone(pid, 1) for pid in pids.values())
+    events.close()
+
+
+def test_children_die_with_a_killed_parent_and_the_stack_can_start_again(start_stack: StartStack) -> None:
+    first = start_stack()
+    assert first.url
+    pids = first.pids()
+    assert len(pids) == len(ROLES)
+    first.end(signal.SIGKILL)
+    assert all(gone(pid) for pid in pids.values())
+    again = RunningStack(first.state, "--model", "./none.gguf")  # as far as the lock and the model
+    assert again.wait_line("no model at none.gguf", 20)
+    assert again.end() == 1
+
+
+def test_a_child_that_keeps_failing_ends_the_stack(start_stack: StartStack, tmp_path: Path) -> None:
+    stack = start_stack("--executor", f"unix:{tmp_path}/{'x' * 120}.sock")
+    assert stack.wait_line("executor keeps failing at its start", 60)
+    assert stack.end() == 1
+    assert not stack.pids() if stack.process.poll() is None else True
+
+
+def test_two_stacks_run_side_by_side(stack: RunningStack, start_stack: StartStack) -> None:
+    other = start_stack("--stack", "other", "--served-model-name", "tiny")
+    assert other.url != stack.url
+    names = [web.get(f"{url}/v1/models")[1]["data"][0]["id"] for url in (stack.url, other.url)]
+    assert names == ["demo", "tiny"]
+    assert complete(other.url) == 4
+    assert other.end() == 0
+    assert stack.ready
+
+
+def test_a_busy_port_is_said_before_the_model_is_read(tmp_path: Path) -> None:
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        begin = time.monotonic()
+        stack = RunningStack(tmp_path, "--port", str(busy.getsockname()[1]))
+        stack.wait_line("is in use; end what uses it", 10)
+        assert stack.end() == 1
+        assert time.monotonic() - begin < 3
+    assert len(stack.lines) == 1
+
+
+def test_another_host_without_a_key_warns(start_stack: StartStack) -> None:
+    stack = start_stack("--host", "0.0.0.0")
+    assert stack.url.startswith("http://127.0.0.1:")
+    assert stack.wait_line(r"warning   anyone who reaches 0.0.0.0:\d+ can use it; set --api-key KEY", 2)
+    assert stack.end() == 0
+
+
+@pytest.mark.parametrize("role", ["gateway", "admission", "scheduler", "executor"])
+def test_health_of_each_service(stack: RunningStack, role: str) -> None:
+    assert stack.url
+    command = [
+        sys.executable,
+        "-m",
+        "pillion.ops",
+        "health",
+        role,
+        "--config",
+        f"{stack.state}/default/stack.toml",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
+    elsewhere = ("--stack", "none", "--port", "9", "--executor", "127.0.0.1:9")
+    done = subprocess.run([*command, *elsewhere], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"pillion: {role} is not ready: ")

@@ -193,3 +193,11 @@ def test_continuing_needs_text_and_no_prompt():
         template(source).render(CHAT, continue_final_message=True)
     with pytest.raises(TemplateError, match="does not write"):
         template("nothing").render(CHAT, add_generation_prompt=False, continue_final_message=True)
+
+
+def test_what_is_nested_too_deeply_is_the_clients_error():
+    content: list = []
+    for _ in range(100_000):
+        content = [content]
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        template("x").render([{"role": "user", "content": content}])

@@ -70,8 +70,8 @@ class ChatTemplate:
             )
         # Clients echo what servers returned, nulls included; templates test for presence.
         shielded = [
-            {key: value for key, value in self._guard.shield(dict(message)).items() if value is not None}
-            for message in messages
+            {key: value for key, value in message.items() if value is not None}
+            for message in self._shield([dict(message) for message in messages])
         ]
         last = ""
         if continue_final_message:
@@ -80,14 +80,20 @@ class ChatTemplate:
             last = _open_end(shielded)
         values = {
             **self._tokens,
-            **self._guard.shield(dict(kwargs or {})),
+            **self._shield(dict(kwargs or {})),
             "messages": shielded,
-            "tools": self._guard.shield(list(tools)) if tools else None,
-            "documents": self._guard.shield(list(documents)) if documents else None,
+            "tools": self._shield(list(tools)) if tools else None,
+            "documents": self._shield(list(documents)) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
         rendered = _bounded(template, values)
         return _cut(rendered, last) if continue_final_message else rendered
+
+    def _shield(self, value: Any) -> Any:
+        try:
+            return self._guard.shield(value)
+        except RecursionError:
+            raise TemplateError("messages and tools are nested too deeply") from None
 
 
 def _bounded(template: jinja2.Template, values: Mapping[str, Any]) -> str:

@@ -152,6 +152,7 @@ def tensor(name: str, shape: tuple[int, ...], kind: int = 0, offset: int = 0) ->
             "no power of two",
         ),
     ],
+    ids=lambda value: value if isinstance(value, str) else "file",
 )
 def test_hostile_headers_are_refused_by_name(tmp_path, content, message):
     with pytest.raises(ModelFileError, match=message) as caught:

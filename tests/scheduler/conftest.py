@@ -58,9 +58,11 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(draw.randrange(END) for _ in range(length))
 
 
-def request(id: str, *prompts: tuple[int, ...], seed: int = 0, **fields) -> Request:
+def request(id: str, *prompts: tuple[int, ...], seed: int = 0, ignore_eos: bool = False, **fields) -> Request:
     values = {"gateway": "g", "model": "toy", "arrival": 0.0, "max_tokens": 8}
-    return Request(id=id, prompts=prompts, sampling=Sampling(seed=seed), **(values | fields))
+    return Request(
+        id=id, prompts=prompts, sampling=Sampling(seed=seed, ignore_eos=ignore_eos), **(values | fields)
+    )
 
 
 def chain(before: int, token: int) -> int:

@@ -225,7 +225,7 @@ class Roster:
                 self.by_incarnation.pop(sequence.incarnation, None)
 
     def disown(self, sequence: Sequence, since: int) -> None:
-        """The executor could not run the sequence: what plans from `since` on were to write for it is not there."""
+        """The executor could not run it: what plans from `since` on were to write for it is not there."""
         missing = {entry for entry in sequence.entries if entry.step >= since}
         for entry in missing:
             self.pool.withdraw_entry(entry)

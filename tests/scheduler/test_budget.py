@@ -1,0 +1,110 @@
+"""The cost model learns a step's time, and the budget follows from it."""
+
+import random
+
+import pytest
+
+from pillion.scheduler.budget import Allowance, Budget
+from pillion.scheduler.cost import CostModel
+
+
+def true_time(rows, pairs, tile=16):
+    return 0.004 + 0.0002 * (-(-rows // tile) * tile) + 2e-8 * pairs
+
+
+def steps(count, seed=1):
+    draw = random.Random(seed)
+    for _ in range(count):
+        yield draw.randrange(1, 512), draw.randrange(0, 400_000)
+
+
+def taught(model, count=60, noise=0.0):
+    draw = random.Random(3)
+    for rows, pairs in steps(count):
+        model.learn(rows, pairs, true_time(rows, pairs) * (1 + noise * draw.uniform(-1, 1)))
+    return model
+
+
+def test_it_learns_base_rows_and_attention():
+    model = taught(CostModel(16), noise=0.05)
+    for rows, pairs in steps(50, seed=9):
+        assert model.predict(rows, pairs) == pytest.approx(true_time(rows, pairs), rel=0.08)
+    assert taught(CostModel(16)).coefficients == taught(CostModel(16)).coefficients
+
+
+def test_it_follows_a_change_and_shrugs_at_a_hiccup():
+    model = taught(CostModel(16))
+    before = model.predict(256, 0)
+    model.learn(256, 0, 30.0)
+    assert model.predict(256, 0) < 2 * before
+    for rows, pairs in steps(300, seed=4):
+        model.learn(rows, pairs, 5 * true_time(rows, pairs))
+    assert model.predict(256, 0) == pytest.approx(5 * true_time(256, 0), rel=0.1)
+
+
+def test_no_coefficient_goes_below_zero():
+    model = CostModel(1)
+    for rows in (400, 300, 200, 100, 10) * 20:
+        model.learn(rows, 1e6 / rows, 0.5 / rows)  # the fewer rows the slower
+    assert min(model.coefficients) >= 0
+    assert all(model.predict(rows, pairs) >= 0 for rows, pairs in steps(20))
+
+
+def budget(toy, options=None, executor=None):
+    made = Budget(toy.settings(**(options or {})), toy.facts(**(executor or {})))
+    taught(made.cost)
+    return made
+
+
+def test_the_largest_tile_multiple_that_keeps_the_target(toy):
+    made = budget(toy, {"slo_tbt": 0.05})
+    for decodes, context, start in ((1, 100, 0), (20, 4000, 500), (100, 100_000, 3000)):
+        tokens = made.allow(decodes, context, start).tokens
+
+        def predicted(rows, decodes=decodes, context=context, start=start):
+            chunk = rows - decodes
+            return made.cost.predict(rows, context + chunk * (start + chunk / 2))
+
+        assert tokens % 16 == 0 and 16 < tokens < 512
+        assert predicted(tokens) <= 0.05 < predicted(tokens + 16)
+
+
+def test_it_grows_with_no_decode_to_protect(toy):
+    made = budget(toy, {"slo_tbt": 0.05})
+    alone, protecting = made.allow(0, 0, 0).tokens, made.allow(1, 0, 0).tokens
+    assert made.cost.predict(protecting, 0) < 0.05 < made.cost.predict(alone, 0) <= 0.1
+    assert budget(toy, {"slo_tbt": 0.05, "max_step_seconds": 0.06}).allow(0, 0, 0).tokens < alone
+
+
+def test_caps(toy):
+    assert budget(toy, {"max_num_batched_tokens": 100, "slo_tbt": 9}).allow(1, 0, 0).tokens == 96
+    assert budget(toy, {"slo_tbt": 9}, {"max_step_tokens": 72}).allow(1, 0, 0).tokens == 64
+    assert budget(toy, {"max_num_batched_tokens": 5}).allow(1, 0, 0).tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("guard", "decodes", "expected"),
+    [
+        ("stretch", 50, Allowance(64, 50)),  # 8 of 64 are left for prompts anyhow
+        ("stretch", 57, Allowance(80, 57)),  # 57 + 8, rounded up to the tile
+        ("turns", 57, Allowance(64, 56)),
+        ("stretch", 200, Allowance(208, 200)),
+        ("turns", 200, Allowance(64, 56)),
+    ],
+)
+def test_the_minimum_share_of_prompts(toy, guard, decodes, expected):
+    made = budget(toy, {"max_num_batched_tokens": 64, "prefill_guard": guard, "slo_tbt": 9})
+    assert made.allow(decodes, 0, 0) == expected
+    assert made.allow(decodes, 0, None) == Allowance(max(decodes, 64), decodes)
+
+
+def test_the_share_holds_against_a_target_that_cannot_be_kept(toy):
+    made = budget(toy, {"slo_tbt": 0.001})
+    allowed = made.allow(40, 0, 0)
+    assert allowed.decodes == 40 and allowed.tokens - 40 >= 2
+
+
+def test_nothing_exceeds_the_executors_limit(toy):
+    made = budget(toy, {"slo_tbt": 9}, {"max_step_tokens": 32})
+    assert made.allow(100, 0, None) == Allowance(32, 32)
+    assert made.allow(100, 0, 0) == Allowance(32, 28)

@@ -56,11 +56,10 @@ class Attachment:
 
     def end(self, reason: StreamEnded) -> None:
         """Ends the stream from outside; queued plans are discarded, the running step ends by itself."""
-        self.discard()
         if not self._ending.done():
             self._ending.set_result(reason)
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         for future in self._running:
             future.cancel()
 
@@ -78,7 +77,7 @@ class Attachment:
         except* StreamEnded as group:
             failure = next(error for error in group.exceptions if isinstance(error, StreamEnded))
         finally:
-            self.discard()
+            self._discard()
         if failure is not None:
             raise failure
 

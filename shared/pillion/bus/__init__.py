@@ -1,6 +1,6 @@
 """The Redis side: connections, streams, leases and hand-over scripts."""
 
-from pillion.bus.connection import UNREACHABLE, Connection, retrying
+from pillion.bus.connection import UNREACHABLE, Connection, Denied, retrying
 from pillion.bus.keys import Keys
 from pillion.bus.lease import Lease
 from pillion.bus.scripts import LeaseLost
@@ -10,6 +10,7 @@ __all__ = [
     "MAX_DELIVERIES",
     "UNREACHABLE",
     "Connection",
+    "Denied",
     "Entry",
     "Group",
     "Keys",

@@ -18,6 +18,11 @@ R = TypeVar("R")
 UNREACHABLE = (ConnectionError, NoAnswer, BusyLoadingError, OSError)
 """Redis is gone or not ready; the command may or may not have run."""
 
+
+class Denied(RedisError):
+    """Redis is there and does not know the user or the password. Time does not heal it."""
+
+
 COMMAND_DEADLINE = 10.0  # seconds, beyond what a blocking command blocks
 
 
@@ -85,6 +90,10 @@ class Connection:
                 # On a timeout redis-py closes the connection, and with it the late answer.
                 async with asyncio.timeout(deadline):
                     return await run(self._redis)
+            except ConnectionError as error:
+                if isinstance(error.__cause__, AuthenticationError):
+                    raise Denied(f"Redis refuses the user or password of --redis: {error}") from None
+                raise
             except TimeoutError:
                 raise NoAnswer(f"{self.name}: no answer from Redis within {deadline:g} s") from None
 
@@ -108,8 +117,6 @@ async def retrying(
     while True:
         try:
             result = await attempt()
-        except AuthenticationError:
-            raise  # redis-py counts it among the lost connections, but time does not heal it
         except UNREACHABLE as error:
             if give_up_after is not None and loop.time() - start + pause > give_up_after:
                 raise
@@ -123,4 +130,4 @@ async def retrying(
             return result
 
 
-__all__ = ["UNREACHABLE", "Connection", "RedisError", "retrying"]
+__all__ = ["UNREACHABLE", "Connection", "Denied", "RedisError", "retrying"]

@@ -56,7 +56,7 @@ class Tables(RuleBasedStateMachine):
 
     @rule(back=st.integers(0, 2))
     def fail(self, back):
-        """The last steps fail: their blocks leave the index; here their tables stay, which is the worst case."""
+        """The last steps fail: their blocks leave the index; here their tables stay, the worst case."""
         self.pool.withdraw(max(self.step - back, 1))
 
     @invariant()

@@ -120,6 +120,23 @@ class Neighbours:
         """Entries of `submit` that are delivered and not settled."""
         return int((await self.connection.call("XPENDING", self.keys.submit, "admission"))[0])
 
+    async def groups(self) -> int:
+        return len(await self.connection.call("XINFO", "GROUPS", self.keys.submit))
+
+    async def consumers(self) -> int:
+        return len(await self.connection.call("XINFO", "CONSUMERS", self.keys.submit, "admission"))
+
+    async def holds(self, consumers: int, owned: int) -> bool:
+        """Whether so many consumers were made, and the newest holds so many entries."""
+        if not await self.connection.call("EXISTS", self.keys.submit) or not await self.groups():
+            return False
+        pending = await self.connection.call("XPENDING", self.keys.submit, "admission")
+        owners = dict(pending[3] or ())
+        return await self.consumers() == consumers and sorted(map(int, owners.values()))[-1:] == [owned]
+
+    async def refused(self, gateway: str = "g") -> int:
+        return int(await self.connection.call("XLEN", self.keys.out(gateway)))
+
     async def submitted(self) -> int:
         return int(await self.connection.call("XLEN", self.keys.submit))
 

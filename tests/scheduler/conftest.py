@@ -25,6 +25,7 @@ from pillion.scheduler.messages import (
     WakeAt,
     Woken,
 )
+from pillion.scheduler.plan import Draft
 
 VOCABULARY = 1000
 END = 999
@@ -63,6 +64,10 @@ def request(id: str, *prompts: tuple[int, ...], seed: int = 0, ignore_eos: bool 
     return Request(
         id=id, prompts=prompts, sampling=Sampling(seed=seed, ignore_eos=ignore_eos), **(values | fields)
     )
+
+
+def draft(step: int) -> Draft:
+    return Draft(step)
 
 
 def chain(before: int, token: int) -> int:

@@ -158,3 +158,25 @@ def test_a_lost_executor_costs_nothing_but_time(make, toy):
     drive.run()
     drive.check_outputs()
     assert drive.core.snapshot().preemptions == 0
+
+
+def test_who_may_be_a_victim(make, toy):
+    drive = make()
+    drive.submit(*(toy.request(str(i), toy.prompt(5, i), arrival=float(i), max_tokens=50) for i in range(3)))
+    drive.submit(toy.request("low", toy.prompt(5, 9), priority=1, arrival=-1.0, max_tokens=50))
+    while drive.core.snapshot().decoding < 4:
+        drive.advance()
+    roster = drive.core._roster
+    oldest, middle, latest, low = sorted(roster.decoding, key=lambda sequence: sequence.rank)
+    assert roster.victim(oldest, lower_only=False) is low  # the lowest priority, though it arrived first
+    assert roster.victim(oldest, lower_only=True) is low
+    assert roster.victim(low, lower_only=False) is None  # never one that goes before
+    roster.preempt(low, toy.draft(99))
+    assert roster.victim(oldest, lower_only=False) is latest
+    assert roster.victim(oldest, lower_only=True) is None
+    latest.preemptions = 3
+    assert roster.victim(oldest, lower_only=False) is middle
+    middle.preemptions = 3
+    assert roster.victim(oldest, lower_only=False) is None  # no victim of its own priority any more
+    middle.priority = 1
+    assert roster.victim(oldest, lower_only=False) is middle  # of a higher one it still is

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,18 +17,19 @@ from pillion.modelfiles import Located
 from pillion.ops import web
 
 READY_SECONDS = 120.0
+UP = (sys.executable, "-m", "pillion.ops", "up")
 ROLES = ("valkey", "executor", "scheduler", "admission", "gateway")
 
 
 class RunningStack:
     """A `pillion up` and what it said."""
 
-    def __init__(self, state: Path, *arguments: str, signals_ignored: bool = False) -> None:
+    def __init__(self, state: Path, *arguments: str, command: Sequence[str] = UP) -> None:
         self.state = state
         self.lines: list[str] = []  # both streams, as they came
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PILLION_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pillion.ops", "up", "--port", "0", "--state-dir", str(state), *arguments],
+            [*command, "--port", "0", "--state-dir", str(state), *arguments],
             env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -76,10 +77,13 @@ class RunningStack:
                 found[role[1] or role[2]] = child.pid
         return found
 
-    def end(self, number: signal.Signals = signal.SIGTERM, seconds: float = 60.0) -> int:
-        """Its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Asks it to end. Its exit code."""
+        self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self, seconds: float = 60.0) -> int:
+        """Waits for its end. Its exit code."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:

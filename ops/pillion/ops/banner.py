@@ -53,7 +53,12 @@ def _capacity(config: Config, facts: Facts) -> list[str]:
 
 
 def _curl(config: Config, model: str) -> list[str]:
-    body = {"model": model, "messages": [{"role": "user", "content": "Say hello."}], "stream": True}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "stream": True,
+        "max_tokens": 64,
+    }
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.gateway.api_key else ""
     return [
         f"curl -N {url(config)}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",

@@ -139,7 +139,7 @@ class Desk:
                 entry = await self._script(HAND_OVER, self._keys.run(replica), waiting.entry, encode(request))
                 if entry is None:
                     log.warning("request %s had gone on before", request.id)
-                forwarded = Forwarded(request.id, replica, entry)
+                forwarded = Forwarded(waiting.entry, replica, entry)
                 self._policy.handle(forwarded, clock.wall())
             case Refuse(waiting, refusal, reason):
                 self._spans.ended(waiting, reason)

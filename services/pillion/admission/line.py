@@ -22,6 +22,15 @@ class Waiting:
         return len(self.request.prompts) * self.request.n
 
 
+EntryId = tuple[int, int]
+
+
+def entry_id(text: str) -> EntryId:
+    """Entry ids compare as pairs of numbers, not as text."""
+    milliseconds, _, sequence = text.partition("-")
+    return int(milliseconds), int(sequence or 0)
+
+
 def prompt_tokens(request: Request) -> int:
     """Prompt tokens to compute, over all choices, if no prefix is found."""
     return request.n * sum(map(len, request.prompts))
@@ -37,7 +46,7 @@ class Line:
     def __init__(self, ageing: float) -> None:
         self.tokens = 0  # of all that wait
         self._ageing = ageing
-        self._order: list[tuple[float, str]] = []
+        self._order: list[tuple[float, EntryId, str]] = []
         self._waiting: dict[str, Waiting] = {}
 
     def __len__(self) -> int:
@@ -45,7 +54,7 @@ class Line:
 
     def __iter__(self) -> Iterator[Waiting]:
         """In order. What the loop's body removes is not disturbed by it."""
-        return (self._waiting[id] for _, id in tuple(self._order))
+        return (self._waiting[id] for _, _, id in tuple(self._order))
 
     def get(self, request: str) -> Waiting | None:
         return self._waiting.get(request)
@@ -62,6 +71,6 @@ class Line:
         self.tokens -= waiting.tokens
         return waiting
 
-    def _place(self, waiting: Waiting) -> tuple[float, str]:
+    def _place(self, waiting: Waiting) -> tuple[float, EntryId, str]:
         request = waiting.request
-        return request.priority * self._ageing + request.arrival, request.id
+        return request.priority * self._ageing + request.arrival, entry_id(waiting.entry), request.id

@@ -40,9 +40,9 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The end of a `Forward`. `entry` None: another hand-over had come first."""
+    """The end of a `Forward`: the entry `source` went on as `entry`; None: it had gone on before."""
 
-    request: str
+    source: str
     replica: str
     entry: str | None
 
@@ -115,7 +115,7 @@ class Policy:
             case Heard():
                 return self._heard(event, now)
             case Forwarded():
-                self.replicas.sent(event.request, event.replica, event.entry)
+                self.replicas.sent(event.source, event.replica, event.entry)
                 return []
             case Woken():
                 return self._expire(now) + self._place(now)

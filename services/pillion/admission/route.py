@@ -5,20 +5,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pillion.admission.limits import fits
-from pillion.admission.line import Waiting
+from pillion.admission.line import EntryId, Waiting, entry_id
 from pillion.contracts.entries import Facts, Heartbeat, Request
 
 FRESH = 3.0  # seconds; a replica speaks at least every second
 FORGET = 600.0  # seconds after which a silent replica's model is no longer known
 _REMEMBERED = 4096  # requests, and first blocks, whose last replica is known
-
-EntryId = tuple[int, int]
-
-
-def entry_id(text: str) -> EntryId:
-    """Entry ids compare as pairs of numbers, not as text."""
-    milliseconds, _, sequence = text.partition("-")
-    return int(milliseconds), int(sequence or 0)
 
 
 @dataclass(slots=True)
@@ -37,7 +29,7 @@ class Replica:
     heard: float  # seconds since the epoch; 0: never, known by what it left in Redis only
     seen: float  # as `heard`, or when it was found in Redis
     facts: Facts | None = None  # the last ones told: a replica without executor still has its model
-    sent: dict[str, Sent] = field(default_factory=dict)  # by request id
+    sent: dict[str, Sent] = field(default_factory=dict)  # by the entry that it came in
 
     @property
     def load(self) -> int:
@@ -95,12 +87,12 @@ class Replicas:
             return False
         if beat.epoch != known.beat.epoch:
             # A new scheduler counts what it takes over; what is on its way keeps counting.
-            known.sent = {request: sent for request, sent in known.sent.items() if sent.entry is None}
+            known.sent = {source: sent for source, sent in known.sent.items() if sent.entry is None}
         consumed = entry_id(beat.last_entry)
-        for request in [
-            id for id, sent in known.sent.items() if sent.entry is not None and sent.entry <= consumed
+        for source in [
+            source for source, sent in known.sent.items() if sent.entry is not None and sent.entry <= consumed
         ]:
-            del known.sent[request]
+            del known.sent[source]
         known.beat, known.seen = beat, now
         if live:
             known.heard = now
@@ -116,21 +108,21 @@ class Replicas:
     def sending(self, waiting: Waiting, name: str) -> None:
         """Counts what is being handed over, at once."""
         replica = self._replicas[name]
-        replica.sent[waiting.request.id] = Sent(waiting.tokens)
+        replica.sent[waiting.entry] = Sent(waiting.tokens)
         self._ran_at.note(waiting.request.id, name)
         prefix = _prefix(waiting.request, replica.facts)
         if prefix is not None:
             self._last_at.note(prefix, name)
 
-    def sent(self, request: str, name: str, entry: str | None) -> None:
+    def sent(self, source: str, name: str, entry: str | None) -> None:
         """The hand-over's end; `entry` None: the entry had gone on before."""
         replica = self._replicas.get(name)
-        if replica is None or request not in replica.sent:
+        if replica is None or source not in replica.sent:
             return
         if entry is None or entry_id(entry) <= entry_id(replica.beat.last_entry):
-            del replica.sent[request]
+            del replica.sent[source]
         else:
-            replica.sent[request].entry = entry_id(entry)
+            replica.sent[source].entry = entry_id(entry)
 
     def models(self) -> set[str]:
         return {replica.facts.model for replica in self._replicas.values() if replica.facts is not None}

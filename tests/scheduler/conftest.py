@@ -244,6 +244,8 @@ class Drive:
         self.times: dict[tuple[str, int], list[float]] = {}
         self.arrived: dict[str, float] = {}
         self.most_in_flight = 0
+        self.holders: dict[int, tuple[str, int]] = {}  # by slot
+        self.named: dict[int, set[tuple[str, int]]] = {}  # by step
         if connect:
             self.connect()
 
@@ -252,6 +254,7 @@ class Drive:
         for command in self.core.handle(event, self.now):
             match command:
                 case SendPlan(plan):
+                    self._name(plan)
                     self.in_flight.append(plan)
                     self.plans.append(plan)
                     self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
@@ -267,6 +270,14 @@ class Drive:
                     assert at > self.now
                     self.wake = at
         self.core.check()
+
+    def _name(self, plan: Plan) -> None:
+        """A sequence takes a slot only after every plan that names it has returned."""
+        in_flight = set().union(*(self.named[other.step] for other in self.in_flight))
+        for take in plan.take:
+            assert (take.request.id, take.choice) not in in_flight
+            self.holders[take.slot] = take.request.id, take.choice
+        self.named[plan.step] = {self.holders[slot] for slot in plan.slots}
 
     def _item(self, item) -> None:
         stream = self.streams.setdefault((item.request, item.choice), Stream())

@@ -180,3 +180,71 @@ def test_who_may_be_a_victim(make, toy):
     assert roster.victim(oldest, lower_only=False) is None  # no victim of its own priority any more
     middle.priority = 1
     assert roster.victim(oldest, lower_only=False) is middle  # of a higher one it still is
+
+
+def test_a_step_is_trimmed_to_the_tile(make, toy):
+    options = {"max_num_batched_tokens": 64, "min_prefill_share": 0.5, "enable_prefix_caching": False}
+    drive = make(options, {"max_step_tokens": 100, "tile": 16})
+    drive.submit(*(toy.request(str(i), toy.prompt(2, i), max_tokens=300, ignore_eos=True) for i in range(70)))
+    while drive.core.snapshot().decoding < 70:
+        drive.advance()
+    drive.submit(toy.request("p", toy.prompt(200, 99), arrival=1.0))
+    count = len(drive.plans)
+    while len(drive.plans) < count + 2:
+        drive.advance()
+    plan = drive.plans[-1]
+    # Half of the budget of 64 is the prompts'; the executor's limit of 100 leaves 68 decodes their turn.
+    assert (plan.budget, plan.decodes) == (100, 68)
+    assert (plan.tokens, plan.counts[68:]) == (96, (28,))
+
+
+def test_no_row_is_planned_behind_the_last_token(make, toy):
+    drive = make()
+    drive.submit(toy.request("a", toy.prompt(20), max_tokens=8, ignore_eos=True))
+    drive.run()
+    assert sum(plan.tokens for plan in drive.plans) == 20 + 8 - 1
+
+
+def test_a_victim_of_its_own_first_step_leaves_nothing_in_the_index(make, toy):
+    drive = make({"max_num_seqs": 1, "priority_ageing": 10.0})
+    drive.submit(toy.request("running", toy.prompt(5), priority=-5))
+    drive.submit(
+        toy.request("old", toy.prompt(40, 1), priority=1, arrival=0.0),
+        toy.request("late", toy.prompt(40, 3), priority=0, arrival=12.0),
+    )
+    drive.run()
+    # Ageing lets "old" in first, and the same plan takes its slot away again for the higher priority.
+    assert drive.core.snapshot().preemptions == 1
+    assert [take.request.id for plan in drive.plans for take in plan.take] == ["running", "late", "old"]
+    assert drive.streams["old", 0].cached == 0
+    drive.check_outputs()
+
+
+def test_when_nobody_can_go_on_the_latest_yields(make, toy):
+    executor = {"num_blocks": 25, "block_size": 4, "max_model_len": 96, "tile": 1}
+    drive = make({"max_num_seqs": 2}, executor)
+    drive.submit(
+        *(
+            toy.request(str(i), toy.prompt(8, i), arrival=float(i), max_tokens=60, ignore_eos=True)
+            for i in (0, 1)
+        )
+    )
+    while drive.core.snapshot().decoding < 2:
+        drive.advance()
+    for sequence in drive.core._roster.decoding:
+        sequence.preemptions = 3  # neither is a victim of the other, and both need more than there is
+    drive.run()
+    drive.check_outputs()
+    assert drive.core.snapshot().preemptions == 1
+    assert [take.request.id for plan in drive.plans for take in plan.take] == ["0", "1", "1"]
+
+
+def test_running_prompts_go_before_waiting_ones_of_their_priority(make, toy):
+    drive = make({"max_num_batched_tokens": 32, "priority_ageing": 10.0})
+    drive.submit(toy.request("running", toy.prompt(100), arrival=5.0, max_tokens=1))
+    drive.submit(toy.request("earlier", toy.prompt(40, 1), arrival=1.0, max_tokens=1))
+    drive.submit(toy.request("urgent", toy.prompt(40, 2), arrival=9.0, priority=-1, max_tokens=1))
+    drive.run()
+    drive.check_outputs()
+    assert drive.finished == ["urgent", "running", "earlier"]
+    assert drive.core.snapshot().preemptions == 0

@@ -345,7 +345,7 @@ def _from_environ(
 
 
 def _convert(leaf: Leaf, value: Any, source: str) -> Any:
-    if isinstance(value, str) and "bool" in str(leaf.type):
+    if isinstance(value, str) and leaf.type.__origin__ is bool:
         value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
             value.lower(), value
         )

@@ -1,1 +1,1 @@
-"""API forms to requests. No I/O."""
+"""Each API form to a neutral request, and that to the entry on the bus. Pure: no I/O, no clock, no randomness."""

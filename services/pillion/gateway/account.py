@@ -1,0 +1,165 @@
+"""What is counted of each request: times, metrics, spans, and one log line at its end."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+
+from pillion import clock
+from pillion.contracts.entries import Request, Tokens
+from pillion.gateway.answers import Answer
+from pillion.telemetry import Metrics, names, tracing
+
+log = logging.getLogger(__name__)
+
+METRICS = (
+    names.REQUEST_DURATION,
+    names.TIME_TO_FIRST_TOKEN,
+    names.TIME_PER_OUTPUT_TOKEN,
+    names.TIME_BETWEEN_TOKENS,
+    names.REQUESTS_STARTED,
+    names.REQUESTS,
+    names.REQUESTS_RUNNING,
+    names.SLO_REQUESTS,
+    names.IGNORED_KEYS,
+)
+
+FINISHED, ABORTED, FAILED = "finished", "aborted", "failed"
+_OPERATIONS = {"chat": "chat", "completion": "text_completion"}
+
+
+class Accounts:
+    """Opens an account for each request that passed validation; every one is closed once."""
+
+    def __init__(self, metrics: Metrics, tracer: Tracer, slo_tbt: float) -> None:
+        self.metrics = metrics
+        self.tracer = tracer
+        self.slo_tbt = slo_tbt
+        self.running = 0
+
+    def span(self, form: str, model: str, parent: Span | None) -> Span:
+        """The `chat {model}` span, under the server's."""
+        operation = _OPERATIONS[form]
+        context = tracing.context(tracing.traceparent(parent)) if parent else None
+        attributes = {
+            names.OPERATION_NAME: operation,
+            names.PROVIDER_NAME: names.PROVIDER,
+            names.REQUEST_MODEL: model,
+        }
+        return self.tracer.start_span(f"{operation} {model}", context, SpanKind.INTERNAL, attributes)
+
+    def open(self, request: Request, answer: Answer, label: str | None, span: Span) -> "Account":
+        self.running += 1
+        self.metrics[names.REQUESTS_STARTED].inc()
+        self.metrics[names.REQUESTS_RUNNING].set(self.running)
+        account = Account(self, request, answer, label, span, clock.monotonic())
+        account.describe()
+        return account
+
+
+@dataclass(slots=True)
+class Account:
+    """One request's. Times are monotonic seconds; gaps are between tokens of one choice."""
+
+    accounts: Accounts
+    request: Request
+    answer: Answer
+    label: str | None
+    span: Span
+    start: float
+    first: float | None = None
+    last: float = 0.0
+    worst: float = 0.0
+    closed: bool = False
+    _latest: dict[int, float] = field(default_factory=dict)
+
+    def describe(self) -> None:
+        """What was asked, on the span."""
+        if not self.span.is_recording():
+            return
+        sampling = self.request.sampling
+        asked = {
+            names.REQUEST_MAX_TOKENS: self.request.max_tokens,
+            names.REQUEST_TEMPERATURE: sampling.temperature,
+            names.REQUEST_TOP_P: sampling.top_p,
+            names.REQUEST_TOP_K: sampling.top_k or None,
+            names.REQUEST_SEED: sampling.seed,
+            names.REQUEST_STREAM: self.answer.spec.stream,
+            names.REQUEST_CHOICE_COUNT: self.request.n,
+            names.REQUEST_FREQUENCY_PENALTY: sampling.frequency_penalty,
+            names.REQUEST_PRESENCE_PENALTY: sampling.presence_penalty,
+        }
+        self.span.set_attributes({name: value for name, value in asked.items() if value is not None})
+
+    def tokens(self, item: Tokens, fresh: int) -> None:
+        """`fresh` tokens of a choice became known."""
+        if not fresh:
+            return
+        now = clock.monotonic()
+        if self.first is None:
+            self.first = now
+            self._histogram(names.TIME_TO_FIRST_TOKEN).observe(now - self.start)
+        before = self._latest.get(item.choice)
+        gaps = self.accounts.metrics[names.TIME_BETWEEN_TOKENS]
+        if before is not None:
+            gaps.observe(now - before)
+            self.worst = max(self.worst, now - before)
+        for _ in range(fresh - 1):
+            gaps.observe(0.0)  # they came together: the tokens are counted, not the items
+        self._latest[item.choice] = self.last = now
+
+    def close(self, outcome: str, reason: str, status: int) -> None:
+        """`reason`: the finish reasons, or the error's code. Only the first call counts."""
+        if self.closed:
+            return
+        self.closed = True
+        accounts, answer = self.accounts, self.answer
+        accounts.running -= 1
+        accounts.metrics[names.REQUESTS_RUNNING].set(accounts.running)
+        accounts.metrics[names.REQUESTS].labels(outcome).inc()
+        now = clock.monotonic()
+        error = "" if outcome == FINISHED else reason
+        self._histogram(names.REQUEST_DURATION, error).observe(now - self.start)
+        output = answer.output_tokens
+        per_choice = output / len(answer.choices)
+        if self.first is not None and per_choice > 1:
+            self._histogram(names.TIME_PER_OUTPUT_TOKEN).observe((self.last - self.first) / (per_choice - 1))
+        if outcome == FINISHED:
+            met = "true" if self.worst <= accounts.slo_tbt else "false"
+            accounts.metrics[names.SLO_REQUESTS].labels("tbt", met).inc()
+        self._end_span(error)
+        log.info(
+            "request %s %s: %d prompt, %d cached, %d output tokens, TTFT %s, worst gap %.0f ms, %s",
+            self.request.id,
+            outcome,
+            answer.prompt_tokens,
+            answer.cached_tokens,
+            output,
+            "none" if self.first is None else f"{(self.first - self.start) * 1e3:.0f} ms",
+            self.worst * 1e3,
+            reason,
+            extra={"request": self.request.id, "status": status, "client_request": self.label},
+        )
+
+    def _end_span(self, error: str) -> None:
+        answer = self.answer
+        self.span.set_attributes(
+            {
+                names.RESPONSE_ID: self.request.id,
+                names.RESPONSE_MODEL: self.request.model,
+                names.RESPONSE_FINISH_REASONS: answer.finish_reasons,
+                names.USAGE_INPUT_TOKENS: answer.prompt_tokens,
+                names.USAGE_OUTPUT_TOKENS: answer.output_tokens,
+                names.USAGE_CACHE_READ_INPUT_TOKENS: answer.cached_tokens,
+            }
+        )
+        if error:
+            self.span.set_attribute(names.ERROR_TYPE, error)
+            self.span.set_status(Status(StatusCode.ERROR, error))
+        self.span.end()
+
+    def _histogram(self, metric: names.Metric, *more: str):  # type: ignore[no-untyped-def]
+        operation = _OPERATIONS[self.answer.spec.form]
+        labels: Sequence[str] = (operation, names.PROVIDER, self.request.model, *more)
+        return self.accounts.metrics[metric].labels(*labels)

@@ -1,0 +1,313 @@
+"""The output stage's second half: from deltas to the JSON of each form. Pure.
+
+Shapes are OpenAI's; `stop_reason`, `token_ids` and `prompt_token_ids` are fields that other servers add to them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pillion.contracts.entries import TokenLogprob, Tokens
+from pillion.gateway.output import Choice, Delta, Detokenizer, Shown
+from pillion.gateway.protocol.request import Output
+
+Event = dict[str, Any]
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+
+
+class Pieces(Protocol):
+    """What is needed of `pillion.gateway.tokenizer.Tokenizer`."""
+
+    def piece(self, token: int, /) -> bytes: ...
+
+    def detokenizer(self, *, skip_special: bool, continues: bool) -> Detokenizer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is the same in all parts of an answer."""
+
+    id: str  # the request's
+    created: int  # seconds since the epoch
+    model: str
+    fingerprint: str | None
+    prompts: tuple[tuple[int, ...], ...]
+    echoed: tuple[str, ...] = ()  # the prompts' texts, where they are echoed
+
+
+class Answer:
+    """One request's answer, streamed or whole. `feed` it items in any portions, until it is `done`."""
+
+    def __init__(self, spec: Output, head: Head, pieces: Pieces) -> None:
+        self.spec = spec
+        self.head = head
+        self.choices = tuple(
+            Choice(index, spec, pieces.detokenizer(skip_special=spec.skip_special, continues=spec.continues))
+            for index in range(len(head.prompts) * spec.n)
+        )
+        form = _Chat if spec.form == "chat" else _Completion
+        self._form: _Chat | _Completion = form(spec, head, _Namer(pieces.piece, spec.tokens_as_ids))
+        self._collected = [_Collected() for _ in self.choices]
+
+    @property
+    def done(self) -> bool:
+        return all(choice.finish is not None for choice in self.choices)
+
+    @property
+    def finish_reasons(self) -> tuple[str, ...]:
+        return tuple(choice.finish for choice in self.choices if choice.finish)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.head.prompts))
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(choice.count for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of each prompt's first choice: those after it mostly share what the first one computed."""
+        return sum(choice.cached for choice in self.choices[:: self.spec.n])
+
+    def usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.output_tokens,
+            "total_tokens": self.prompt_tokens + self.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    def feed(self, item: Tokens) -> list[Event]:
+        """The events that an item brings to a stream; none where the answer is whole.
+
+        Raises pillion.gateway.output.Gap, and ApiError where a choice failed: the answer is then over.
+        """
+        delta = self.choices[item.choice].feed(item)
+        if delta is None:
+            return []
+        if not self.spec.stream:
+            self._collected[delta.choice].add(delta)
+            return []
+        return [self._event(parts) for parts in self._form.parts(delta)]
+
+    def closing(self) -> list[Event]:
+        """What comes behind the last choice's end."""
+        if not self.spec.include_usage:
+            return []
+        return [self._form.frame([]) | {"usage": self.usage()}]
+
+    def whole(self) -> dict[str, Any]:
+        """The answer of a request that is not streamed, once it is done."""
+        choices = [
+            self._form.choice(choice.index, collected)
+            for choice, collected in zip(self.choices, self._collected, strict=True)
+        ]
+        body: Event = self._form.whole(choices)
+        body["usage"] = self.usage()
+        return body
+
+    def _event(self, parts: dict[str, Any]) -> Event:
+        extra = parts.pop("_top", {})
+        event = self._form.frame([parts]) | extra
+        if self.spec.continuous_usage:
+            event["usage"] = self.usage()
+        elif self.spec.include_usage:
+            event["usage"] = None
+        return event
+
+
+@dataclass(slots=True)
+class _Collected:
+    """A choice's deltas, joined."""
+
+    texts: list[str] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
+    finish: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        self.shown.extend(delta.shown)
+        self.finish, self.stop_reason = delta.finish, delta.stop_reason
+
+
+class _Namer:
+    """Names tokens in logprobs."""
+
+    def __init__(self, piece: Callable[[int], bytes], as_ids: bool) -> None:
+        self.piece = piece
+        self._as_ids = as_ids
+
+    def __call__(self, token: int) -> str:
+        """Its text; for bytes that are no whole characters `bytes:\\xNN...`, which tells them apart."""
+        if self._as_ids:
+            return f"token_id:{token}"
+        piece = self.piece(token)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _logprob(value: float) -> float:
+    return max(value, LEAST_LOGPROB)
+
+
+_UNKNOWN = TokenLogprob(LEAST_LOGPROB, 0)
+
+
+class _Form:
+    prefix: str
+    object: str
+    chunk: str
+
+    def __init__(self, spec: Output, head: Head, name: _Namer) -> None:
+        self.spec = spec
+        self.head = head
+        self.name = name
+
+    def frame(self, choices: Sequence[dict[str, Any]]) -> Event:
+        return self._frame(self.chunk, choices)
+
+    def whole(self, choices: Sequence[dict[str, Any]]) -> Event:
+        return self._frame(self.object, choices)
+
+    def _frame(self, kind: str, choices: Sequence[dict[str, Any]]) -> Event:
+        return {
+            "id": self.prefix + self.head.id,
+            "object": kind,
+            "created": self.head.created,
+            "model": self.head.model,
+            "system_fingerprint": self.head.fingerprint,
+            "choices": choices,
+        }
+
+    def _ids(self, shown: Iterable[Shown]) -> dict[str, Any]:
+        return {"token_ids": [entry.token for entry in shown]} if self.spec.token_ids else {}
+
+
+class _Chat(_Form):
+    prefix, object, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def parts(self, delta: Delta) -> list[dict[str, Any]]:
+        result = []
+        if delta.first:
+            result.append(self._part(delta, {"role": "assistant", "content": ""}))
+            if self.spec.token_ids and delta.choice == 0:
+                result[0]["_top"] = {"prompt_token_ids": self.head.prompts[0]}
+        shown = delta.shown
+        if delta.text or (shown and delta.finish is None):
+            result.append(self._part(delta, {"content": delta.text}, shown))
+            shown = ()
+        if delta.finish is not None:
+            end = self._part(delta, {}, shown)
+            end["finish_reason"] = delta.finish
+            end["stop_reason"] = delta.stop_reason
+            result.append(end)
+        return result
+
+    def choice(self, index: int, collected: _Collected) -> dict[str, Any]:
+        message = {"role": "assistant", "content": "".join(collected.texts), "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(collected.shown, always=True),
+            "finish_reason": collected.finish,
+            "stop_reason": collected.stop_reason,
+            **self._ids(collected.shown),
+        }
+
+    def whole(self, choices: Sequence[dict[str, Any]]) -> Event:
+        ids = {"prompt_token_ids": self.head.prompts[0]} if self.spec.token_ids else {}
+        return super().whole(choices) | ids
+
+    def _part(self, delta: Delta, content: dict[str, Any], shown: Sequence[Shown] = ()) -> dict[str, Any]:
+        return {
+            "index": delta.choice,
+            "delta": content,
+            "logprobs": self._logprobs(shown),
+            "finish_reason": None,
+            **self._ids(shown),
+        }
+
+    def _logprobs(self, shown: Sequence[Shown], always: bool = False) -> dict[str, Any] | None:
+        if self.spec.logprobs is None or not (shown or always):
+            return None
+        return {"content": [self._entry(entry) for entry in shown], "refusal": None}
+
+    def _entry(self, shown: Shown) -> dict[str, Any]:
+        logprob = shown.logprob or _UNKNOWN
+        top = [self._named(token, value) for token, value in logprob.top[: self.spec.logprobs]]
+        return self._named(shown.token, logprob.logprob) | {"top_logprobs": top}
+
+    def _named(self, token: int, value: float) -> dict[str, Any]:
+        return {
+            "token": self.name(token),
+            "logprob": _logprob(value),
+            "bytes": list(self.name.piece(token)),
+        }
+
+
+class _Completion(_Form):
+    prefix, object, chunk = "cmpl-", "text_completion", "text_completion"
+
+    def parts(self, delta: Delta) -> list[dict[str, Any]]:
+        result = []
+        if delta.first and self._echo(delta.choice):
+            result.append(self._part(delta, self._echo(delta.choice)))
+        shown = delta.shown
+        if delta.text or (shown and delta.finish is None):
+            result.append(self._part(delta, delta.text, shown))
+            shown = ()
+        if delta.finish is not None:
+            end = self._part(delta, "", shown)
+            end["finish_reason"] = delta.finish
+            end["stop_reason"] = delta.stop_reason
+            result.append(end)
+        if delta.first and self.spec.token_ids and result:
+            result[0]["prompt_token_ids"] = self.head.prompts[delta.choice // self.spec.n]
+        return result
+
+    def choice(self, index: int, collected: _Collected) -> dict[str, Any]:
+        ids = self._ids(collected.shown)
+        if self.spec.token_ids:
+            ids["prompt_token_ids"] = self.head.prompts[index // self.spec.n]
+        return {
+            "index": index,
+            "text": self._echo(index) + "".join(collected.texts),
+            "logprobs": self._logprobs(index, collected.shown, always=True),
+            "finish_reason": collected.finish,
+            "stop_reason": collected.stop_reason,
+            **ids,
+        }
+
+    def _echo(self, choice: int) -> str:
+        return self.head.echoed[choice // self.spec.n] if self.head.echoed else ""
+
+    def _part(self, delta: Delta, text: str, shown: Sequence[Shown] = ()) -> dict[str, Any]:
+        return {
+            "index": delta.choice,
+            "text": text,
+            "logprobs": self._logprobs(delta.choice, shown),
+            "finish_reason": None,
+            **self._ids(shown),
+        }
+
+    def _logprobs(self, choice: int, shown: Sequence[Shown], always: bool = False) -> dict[str, Any] | None:
+        if self.spec.logprobs is None or not (shown or always):
+            return None
+        offset = len(self._echo(choice))
+        return {
+            "tokens": [self.name(entry.token) for entry in shown],
+            "token_logprobs": [_logprob((entry.logprob or _UNKNOWN).logprob) for entry in shown],
+            "top_logprobs": [self._top(entry) for entry in shown],
+            "text_offset": [offset + entry.offset for entry in shown],
+        }
+
+    def _top(self, shown: Shown) -> dict[str, float]:
+        """The likeliest by name, and the token itself where it is not among them."""
+        logprob = shown.logprob or _UNKNOWN
+        top = {self.name(token): _logprob(value) for token, value in logprob.top[: self.spec.logprobs]}
+        top.setdefault(self.name(shown.token), _logprob(logprob.logprob))
+        return top

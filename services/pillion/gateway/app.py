@@ -1,0 +1,274 @@
+"""The HTTP side: routes, who may use them, and errors in OpenAI's shape."""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from pillion import clock, ids
+from pillion.gateway.generate import generate
+from pillion.gateway.protocol import body, forms
+from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.protocol.request import Generation
+from pillion.gateway.state import State
+from pillion.telemetry import names, tracing
+from pillion.version import VERSION
+
+log = logging.getLogger(__name__)
+
+PARSE_ASIDE = 64 << 10  # bytes; longer bodies are parsed beside the event loop
+_ID = re.compile(r"[0-9a-f]{32}")
+_LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class App:
+    """Answers every path itself, so that doubled and trailing slashes do not matter."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._routes: Mapping[str, Mapping[str, Handler]] = {
+            "/v1/chat/completions": {"POST": self._generation(forms.chat)},
+            "/v1/completions": {"POST": self._generation(forms.completion)},
+            "/v1/models": {"GET": self._models},
+            "/tokenize": {"POST": self._tokenize},
+            "/detokenize": {"POST": self._detokenize},
+            "/health": {"GET": self._ready},
+            "/health/ready": {"GET": self._ready},
+            "/health/live": {"GET": self._live},
+            "/version": {"GET": self._version},
+            "/metrics": {"GET": self._metrics},
+        }
+        self._prefixes: Mapping[str, Mapping[str, Handler]] = {
+            "/v1/models/": {"GET": self._model},
+            "/v1/streams/": {"DELETE": self._cancel},
+        }
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=self.state.config.gateway.max_body_bytes)
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        application.on_response_prepare.append(_mark)
+        return application
+
+    # --- around every request ----------------------------------------------------------------------
+
+    async def _answer(self, http: web.Request) -> web.StreamResponse:
+        http["id"] = ids.request_id()
+        path = "/" + "/".join(part for part in http.path.split("/") if part)
+        http["path"] = path
+        try:
+            handler = self._find(http.method, path)
+            if path.startswith(("/v1/", "/tokenize", "/detokenize")):
+                http["tenant"] = self.state.keys.tenant(http.headers.get("Authorization"))
+            return await handler(http)
+        except ApiError as error:
+            return _error(error)
+        except web.HTTPRequestEntityTooLarge:
+            limit = self.state.config.gateway.max_body_bytes
+            return _error(ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large"))
+        except web.HTTPException as error:
+            return _error(ApiError(error.status, error.reason))
+        except ConnectionError:
+            raise  # nobody is left to answer
+        except Exception:
+            log.exception("request %s failed", http["id"])
+            return _error(
+                ApiError(
+                    500,
+                    "The server failed on this request; its log says why.",
+                    type="server_error",
+                    code="internal",
+                )
+            )
+
+    def _find(self, method: str, path: str) -> Handler:
+        methods = self._routes.get(path)
+        if methods is None:
+            methods = next(
+                (found for prefix, found in self._prefixes.items() if path.startswith(prefix)), None
+            )
+        if methods is None:
+            raise ApiError(404, f"There is nothing at {path[:128]}.", code="not_found")
+        handler = methods.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            raise ApiError(
+                405, f"{path[:128]} takes {', '.join(methods)}, not {method}.", code="method_not_allowed"
+            )
+        return handler
+
+    async def _body(self, http: web.Request) -> dict[str, Any]:
+        try:
+            raw = await http.read()
+        except (web.PayloadError, ValueError) as error:  # type: ignore[attr-defined]
+            raise ApiError(400, f"The body cannot be read: {error}.", code="invalid_body") from None
+        if len(raw) < PARSE_ASIDE:
+            return body.parse(raw)
+        return await self.state.texter(lambda: body.parse(raw))
+
+    # --- generation --------------------------------------------------------------------------------
+
+    def _generation(self, parse: Callable[[dict[str, Any]], Generation]) -> Handler:
+        async def handler(http: web.Request) -> web.StreamResponse:
+            route = http["path"]
+            tracer = self.state.accounts.tracer
+            parent = tracing.context(http.headers.get("traceparent", ""))
+            span = tracer.start_span(
+                f"POST {route}",
+                parent,
+                SpanKind.SERVER,
+                {
+                    "http.request.method": "POST",
+                    "http.route": route,
+                    "url.path": http.path,
+                    "url.scheme": http.scheme,
+                },
+            )
+            try:
+                asked = parse(await self._body(http))
+                response = await generate(
+                    self.state, http, http["id"], http["tenant"], _label(http), asked, span
+                )
+                span.set_attribute("http.response.status_code", response.status)
+                return response
+            except ApiError as error:
+                _fail(span, error.status, error.code or error.type)
+                raise
+            except (asyncio.CancelledError, ConnectionError):
+                _fail(span, 499, "client_disconnected")
+                raise
+            finally:
+                span.end()
+
+        return handler
+
+    async def _cancel(self, http: web.Request) -> web.Response:
+        identity = http["path"].rpartition("/")[2].removeprefix("chatcmpl-").removeprefix("cmpl-")
+        if not _ID.fullmatch(identity):
+            raise ApiError(404, "This is no request id.", code="not_found")
+        self.state.cancel(identity)
+        return _json({"id": identity, "status": "cancelling"}, 202)
+
+    # --- the model ---------------------------------------------------------------------------------
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """Every model that a heartbeat names, and the gateway's own also while no replica is there."""
+        known = {name: facts.max_model_len for name, facts in self.state.replicas.models().items()}
+        own = self.state.model
+        lengths: dict[str, int | None] = {**({own.name: None} if own else {}), **known}
+        return [
+            {
+                "id": name,
+                "object": "model",
+                "created": self.state.started,
+                "owned_by": "pillion",
+                "root": name,
+                "parent": None,
+                "max_model_len": length,
+            }
+            for name, length in lengths.items()
+        ]
+
+    async def _models(self, http: web.Request) -> web.Response:
+        return _json({"object": "list", "data": self._listed()})
+
+    async def _model(self, http: web.Request) -> web.Response:
+        name = http["path"].removeprefix("/v1/models/")
+        for model in self._listed():
+            if model["id"] == name:
+                return _json(model)
+        raise ApiError(404, "This model does not exist here.", param="model", code="model_not_found")
+
+    async def _tokenize(self, http: web.Request) -> web.Response:
+        asked = forms.tokenize(await self._body(http))
+        model = self.state.served(asked.model)
+        (tokens,) = await self.state.texter(lambda: model.encode(asked.prompt))
+        facts = self.state.facts(model)
+        return _json(
+            {
+                "count": len(tokens),
+                "max_model_len": facts.max_model_len if facts else None,
+                "tokens": tokens,
+                "token_strs": [model.tokenizer.token(token) for token in tokens] if asked.strings else None,
+            }
+        )
+
+    async def _detokenize(self, http: web.Request) -> web.Response:
+        asked = forms.detokenize(await self._body(http))
+        model = self.state.served(asked.model)
+        facts = self.state.facts(model)
+        size = facts.vocab_size if facts else model.tokenizer.vocab_size
+        if asked.tokens and max(asked.tokens) >= size:
+            raise ApiError(
+                400,
+                f"tokens holds an id outside the vocabulary of {size} tokens.",
+                param="tokens",
+                code="out_of_range",
+            )
+        text = await self.state.texter(lambda: model.tokenizer.decode(asked.tokens, skip_special=False))
+        return _json({"prompt": text})
+
+    # --- the process -------------------------------------------------------------------------------
+
+    async def _ready(self, http: web.Request) -> web.Response:
+        verdict = self.state.verdict()
+        answer = {
+            "status": "ready" if verdict.ready else "unready",
+            "reason": verdict.reason or None,
+            "message": verdict.message or None,
+            "replicas": self.state.replicas.describe(clock.monotonic()),
+        }
+        headers = {} if verdict.ready else {"Retry-After": "2"}
+        return _json(answer, 200 if verdict.ready else 503, headers)
+
+    async def _live(self, http: web.Request) -> web.Response:
+        return _json({"status": "live"})
+
+    async def _version(self, http: web.Request) -> web.Response:
+        return _json({"version": VERSION})
+
+    async def _metrics(self, http: web.Request) -> web.Response:
+        return web.Response(body=self.state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _json(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(answer), status=status, content_type="application/json", headers=headers
+    )
+
+
+def _error(error: ApiError) -> web.Response:
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return _json(error.body(), error.status, headers)
+
+
+def _label(http: web.Request) -> str | None:
+    """The client's own id for the request, if it is fit for a header and a log line."""
+    label = http.headers.get("X-Request-Id")
+    return label if label and _LABEL.fullmatch(label) else None
+
+
+async def _mark(http: web.Request, response: web.StreamResponse) -> None:
+    """The system's id goes with every answer, and the client's own beside it."""
+    response.headers["x-request-id"] = http["id"]
+    label = _label(http)
+    if label is not None:
+        response.headers["x-client-request-id"] = label
+
+
+def _fail(span: Span, status: int, reason: str) -> None:
+    span.set_attribute("http.response.status_code", status)
+    span.set_attribute(names.ERROR_TYPE, reason)
+    if status >= 499:
+        span.set_status(Status(StatusCode.ERROR, reason))

@@ -1,0 +1,103 @@
+"""What heartbeats say: which replicas there are, and whether a request can be run. Pure; times are passed in."""
+
+from dataclasses import dataclass
+
+from pillion.contracts.entries import Facts, Heartbeat
+
+FRESH = 3.5  # seconds; a replica speaks at least once a second
+STALLED = 5.0  # seconds that a step may be overdue
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether new work can run. `reason` is for machines: see `Replicas.verdict`."""
+
+    ready: bool
+    reason: str = ""
+    message: str = ""
+
+
+READY = Verdict(True)
+
+
+@dataclass(slots=True)
+class _Seen:
+    beat: Heartbeat
+    at: float  # seconds, monotonic
+    facts: Facts | None  # the last that it told, also while its executor is away
+
+
+class Replicas:
+    """The last heartbeat of each replica."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def heard(self, beat: Heartbeat, now: float) -> None:
+        """A beat of a former holder of the replica's lease is dropped."""
+        known = self._seen.get(beat.replica)
+        if known is not None and beat.epoch < known.beat.epoch:
+            return
+        facts = beat.facts or (known.facts if known else None)
+        self._seen[beat.replica] = _Seen(beat, now, facts)
+
+    def models(self) -> dict[str, Facts]:
+        """Facts by served name, of the replica with the longest context where there are several."""
+        result: dict[str, Facts] = {}
+        for seen in self._seen.values():
+            facts = seen.facts
+            if facts is None:
+                continue
+            other = result.get(facts.model)
+            if other is None or facts.max_model_len > other.max_model_len:
+                result[facts.model] = facts
+        return result
+
+    def verdict(self, model: str, now: float) -> Verdict:
+        """Ready when one replica of the model is. Else the reason of the one that is nearest to it:
+        no_replica, silent (no fresh heartbeat), draining, starting, unready (it says why), stalled (no progress).
+        """
+        best: tuple[int, Verdict] | None = None
+        for name, seen in sorted(self._seen.items()):
+            if seen.facts is not None and seen.facts.model != model:
+                continue
+            rank, verdict = _judge(name, seen, now)
+            if verdict.ready:
+                return verdict
+            if best is None or rank > best[0]:
+                best = rank, verdict
+        return best[1] if best else Verdict(False, "no_replica", "No replica of the model is known.")
+
+    def describe(self, now: float) -> list[dict[str, object]]:
+        """For the health endpoint."""
+        return [
+            {
+                "replica": name,
+                "state": seen.beat.state,
+                "reason": _judge(name, seen, now)[1].reason,
+                "age_seconds": round(now - seen.at, 3),
+                "steps": seen.beat.steps,
+                "stalled_seconds": round(seen.beat.stalled, 3),
+                "running": seen.beat.running,
+                "waiting": seen.beat.waiting,
+            }
+            for name, seen in sorted(self._seen.items())
+        ]
+
+
+def _judge(name: str, seen: _Seen, now: float) -> tuple[int, Verdict]:
+    """How near to ready (for the choice of what to tell), and the verdict."""
+    beat, age = seen.beat, now - seen.at
+    if age > FRESH:
+        return 0, Verdict(False, "silent", f"Replica {name} has been silent for {age:.0f} s.")
+    if beat.state == "draining":
+        return 1, Verdict(False, "draining", f"Replica {name} is shutting down.")
+    if beat.state != "ready":
+        why = beat.reason or "it does not say why"
+        reason = beat.state if beat.state == "starting" else "unready"
+        return 2, Verdict(False, reason, f"Replica {name} is not ready: {why}.")
+    if beat.stalled > STALLED:
+        return 3, Verdict(False, "stalled", f"Replica {name} has a step overdue by {beat.stalled:.0f} s.")
+    if seen.facts is None:
+        return 2, Verdict(False, "starting", f"Replica {name} has no model yet.")
+    return 4, READY

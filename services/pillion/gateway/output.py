@@ -1,0 +1,145 @@
+"""The output stage: from a request's record and its tokens so far to what its client sees. Pure.
+
+Fed the same items from position 0, in whatever portions, any gateway comes to the same text, the same entries and
+the same end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pillion.contracts.entries import TokenLogprob, Tokens
+from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.protocol.request import Output
+from pillion.gateway.stops import Stops
+
+
+class Detokenizer(Protocol):
+    """What is needed of `pillion.gateway.detokenizer.Detokenizer`."""
+
+    def push(self, tokens: Sequence[int], /) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One token, for logprobs and token ids."""
+
+    token: int
+    offset: int  # characters of the choice's text that were whole before it
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new for a choice. `shown` may run ahead of or behind `text`, but both are whole at the end."""
+
+    choice: int
+    text: str
+    shown: tuple[Shown, ...] = ()
+    first: bool = False
+    finish: str | None = None  # "stop" or "length", on the last one
+    stop_reason: str | int | None = None  # the stop string or stop id that ended it
+
+
+class Gap(Exception):
+    """An item does not follow what is known: the items between are to be fetched."""
+
+    def __init__(self, choice: int, known: int) -> None:
+        super().__init__(f"choice {choice} is known up to position {known}")
+        self.choice = choice
+        self.known = known
+
+
+class Choice:
+    """Folds one choice's items. Positions that it knows are dropped, so that items may come again."""
+
+    def __init__(self, index: int, spec: Output, detokenizer: Detokenizer) -> None:
+        self.index = index
+        self.count = 0  # tokens that count for the client: up to the one that completed a stop string
+        self.known = 0  # tokens fed
+        self.cached = 0  # prompt tokens from the prefix index
+        self.finish: str | None = None
+        self.stopped_here = False  # by a stop string: the engine does not know yet
+        self._spec = spec
+        self._keeps = spec.logprobs is not None or spec.token_ids
+        self._detokenizer = detokenizer
+        self._stops = Stops(spec.stop, spec.include_stop)
+        self._decoded = 0  # characters that the detokenizer gave
+        self._released = 0  # characters that the client got
+        self._first = True
+        self._shown: list[Shown] = []  # entries that no delta has brought yet
+
+    def feed(self, item: Tokens) -> Delta | None:
+        """What the item brings, None for nothing. Raises Gap, and ApiError where the choice failed."""
+        if self.finish is not None:
+            return None
+        if item.position > self.known:
+            raise Gap(self.index, self.known)
+        text = self._push(item)
+        if self.finish is None and item.finish is not None:
+            text += self._end(item)
+        return self._delta(text, item)
+
+    def _push(self, item: Tokens) -> str:
+        parts = []
+        for index in range(self.known - item.position, len(item.tokens)):
+            token = item.tokens[index]
+            self.known += 1
+            self.count += 1
+            if self._keeps:
+                logprob = item.logprobs[index] if item.logprobs else None
+                self._shown.append(Shown(token, self._decoded, logprob))
+            last = index == len(item.tokens) - 1
+            if last and item.stop_token is not None and not self._spec.include_stop:
+                continue  # what ended the choice is counted, but no part of its text
+            text = self._detokenizer.push((token,))
+            self._decoded += len(text)
+            parts.append(self._stops.push(text, self.count >= self._spec.min_tokens))
+            if self._stops.matched is not None:
+                self.finish, self.stopped_here = "stop", item.finish is None
+                break
+        self.cached = max(self.cached, item.cached)
+        return "".join(parts)
+
+    def _end(self, item: Tokens) -> str:
+        """The choice's last item: what was held back comes out."""
+        if item.finish == "error":
+            raise ApiError(
+                500, item.error or "The generation failed.", type="server_error", code="generation_failed"
+            )
+        if item.finish == "cancelled":
+            raise ApiError(
+                503, item.error or "The request was cancelled.", type="server_error", code="cancelled"
+            )
+        self.finish = item.finish
+        text = self._stops.push(self._detokenizer.flush())
+        if self._stops.matched is not None:
+            self.finish = "stop"
+        return text + self._stops.flush()
+
+    def _delta(self, text: str, item: Tokens) -> Delta | None:
+        first = self._first and (self.known > 0 or self.finish is not None)
+        if not text and not first and self.finish is None:
+            return None
+        self._first = False
+        self._released += len(text)
+        # Held text may yet be cut off, and with it the place where a token stands: only at the end it is certain.
+        if self.finish is None and self._spec.stop:
+            certain = [entry for entry in self._shown if entry.offset < self._released]
+        else:
+            certain = self._shown
+        shown = tuple(
+            entry if entry.offset <= self._released else Shown(entry.token, self._released, entry.logprob)
+            for entry in certain
+        )
+        self._shown = self._shown[len(certain) :]
+        return Delta(self.index, text, shown, first, self.finish, self._reason(item))
+
+    def _reason(self, item: Tokens) -> str | int | None:
+        if self.finish is None:
+            return None
+        if self._stops.matched is not None:
+            return self._stops.matched
+        return item.stop_token if item.stop_token in self._spec.stop_token_ids else None

@@ -1,0 +1,145 @@
+"""From the neutral record and the prompts' token ids to the entry that admission reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pillion.contracts.entries import Request, Sampling
+from pillion.gateway.protocol.errors import bad
+from pillion.gateway.protocol.request import Generation, Wishes
+from pillion.modelfiles import SamplingDefaults
+
+_SEED_MASK = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the served model can hold."""
+
+    max_model_len: int  # tokens a sequence, prompt and output
+    vocab_size: int
+    max_choices: int  # sequences a request
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What the gateway adds to a request of its own."""
+
+    id: str
+    gateway: str
+    model: str
+    arrival: float  # seconds since the epoch
+    deadline: float
+    seed: int  # where the client gave none
+    tenant: str = ""
+    traceparent: str = ""
+
+
+def entry(
+    asked: Generation,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    defaults: SamplingDefaults,
+    envelope: Envelope,
+) -> Request:
+    """Checks what depends on the model, and builds the entry. Raises ApiError (400)."""
+    _choices(asked, len(prompts), limits)
+    _vocabulary(asked, prompts, limits)
+    max_tokens = asked.max_tokens
+    if max_tokens is None:
+        max_tokens = defaults.max_tokens
+        # A default never makes a request too long; the client did not ask for so many.
+        if max_tokens is not None:
+            longest = max(map(len, prompts), default=0)
+            max_tokens = max(1, min(max_tokens, limits.max_model_len - longest))
+    _context(asked, prompts, limits)
+    return Request(
+        id=envelope.id,
+        gateway=envelope.gateway,
+        model=envelope.model,
+        prompts=tuple(tuple(prompt) for prompt in prompts),
+        sampling=_sampling(asked, defaults, envelope.seed),
+        arrival=envelope.arrival,
+        n=asked.output.n,
+        max_tokens=max_tokens,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+        tenant=envelope.tenant,
+        deadline=envelope.deadline,
+        traceparent=envelope.traceparent,
+    )
+
+
+def _choices(asked: Generation, prompts: int, limits: Limits) -> None:
+    if prompts * asked.output.n > limits.max_choices:
+        param = "n" if asked.output.n > limits.max_choices or prompts == 1 else "prompt"
+        raise bad(
+            param,
+            f"The request asks for {prompts * asked.output.n} choices (prompts times n); "
+            f"at most {limits.max_choices} are allowed.",
+            "out_of_range",
+        )
+
+
+def _vocabulary(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits) -> None:
+    size = limits.vocab_size
+    for param, ids in (
+        ("logit_bias", asked.wishes.logit_bias),
+        ("stop_token_ids", asked.wishes.stop_token_ids),
+        *(("prompt", prompt) for prompt in prompts),
+    ):
+        if ids and max(ids) >= size:
+            raise bad(
+                param,
+                f"{param} holds token id {max(ids)}, outside the vocabulary of {size} tokens.",
+                "out_of_range",
+            )
+
+
+def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits) -> None:
+    """A prompt needs room for at least one token, and for all that were asked for."""
+    form = "messages" if asked.output.form == "chat" else "prompt"
+    for prompt in prompts:
+        if not prompt:
+            raise bad(form, f"{form} gives no tokens.", "empty_string")
+        wanted = asked.max_tokens or max(1, asked.wishes.min_tokens)
+        if len(prompt) + wanted <= limits.max_model_len:
+            continue
+        limit = f"The model's context is {limits.max_model_len} tokens"
+        if len(prompt) >= limits.max_model_len:
+            raise bad(
+                form,
+                f"{limit}; the prompt has {len(prompt)} and leaves no room for an answer. Shorten it.",
+                "context_length_exceeded",
+            )
+        param = "max_tokens" if asked.max_tokens else "min_tokens"
+        raise bad(
+            param,
+            f"{limit}; the prompt has {len(prompt)} and {param} asks for {wanted} more. "
+            f"Shorten the prompt, or ask for at most {limits.max_model_len - len(prompt)}.",
+            "context_length_exceeded",
+        )
+
+
+def _sampling(asked: Generation, defaults: SamplingDefaults, seed: int) -> Sampling:
+    wishes: Wishes = asked.wishes
+
+    def pick(wish: float | None, default: float | None, neutral: float) -> float:
+        return wish if wish is not None else neutral if default is None else default
+
+    top_k = wishes.top_k if wishes.top_k is not None else (defaults.top_k or 0)
+    return Sampling(
+        # A negative seed is as good as any other; the draw takes 63 bits.
+        seed=(seed if wishes.seed is None else wishes.seed) & _SEED_MASK,
+        temperature=pick(wishes.temperature, defaults.temperature, 1.0),
+        top_p=pick(wishes.top_p, defaults.top_p, 1.0),
+        top_k=max(0, top_k),
+        min_p=pick(wishes.min_p, defaults.min_p, 0.0),
+        frequency_penalty=wishes.frequency_penalty,
+        presence_penalty=wishes.presence_penalty,
+        repetition_penalty=pick(wishes.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=wishes.logit_bias,
+        min_tokens=wishes.min_tokens,
+        ignore_eos=wishes.ignore_eos,
+        stop_token_ids=wishes.stop_token_ids,
+        logprobs=asked.output.logprobs,
+    )

@@ -1,0 +1,39 @@
+"""What a client is told when its request cannot be served, in OpenAI's error shape."""
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """Ends a request with an HTTP status. Messages name fields and limits, never the user's text."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after  # seconds
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body, and the data of an error frame in a stream."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def bad(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """A 400 that names the parameter."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(code: str, message: str, retry_after: float = 1.0) -> ApiError:
+    """A 503: the request is in order, but nothing can run it now. `code` is for machines."""
+    return ApiError(503, message, type="service_unavailable", code=code, retry_after=retry_after)

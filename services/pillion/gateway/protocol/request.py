@@ -1,0 +1,93 @@
+"""The neutral record that each form of a request becomes. No message here is ever changed."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+FormName = Literal["chat", "completion"]
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A chat, for the model's template."""
+
+    messages: tuple[dict[str, Any], ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool = False  # beside those that the template writes
+    ignored_keys: int = 0  # unknown keys inside the messages
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Plain prompts. Exactly one of the two is not empty."""
+
+    texts: tuple[str, ...] = ()
+    ids: tuple[tuple[int, ...], ...] = ()
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How tokens are to be drawn. None: the model's default, else the API's."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repetition_penalty: float | None
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: dict[int, float]
+    seed: int | None
+    min_tokens: int
+    ignore_eos: bool
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What of the tokens the client sees, and in which form. All that the output stage needs of a request."""
+
+    form: FormName
+    stream: bool = False
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False  # what ended the choice, string or token, is shown too
+    min_tokens: int = 0  # stop strings do not count within the first so many tokens
+    skip_special: bool = True
+    logprobs: int | None = None  # None: none; else so many alternatives a token
+    echo: bool = False
+    include_usage: bool = False  # a last chunk with the usage
+    continuous_usage: bool = False  # usage in every chunk
+    token_ids: bool = False
+    tokens_as_ids: bool = False  # logprobs name tokens as token_id:N
+    continues: bool = False  # the tokens go on a text before them
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A validated request for tokens."""
+
+    prompt: Messages | Texts
+    output: Output
+    wishes: Wishes
+    model: str | None = None
+    max_tokens: int | None = None  # None: what is left of the context
+    priority: int = 0
+    cache_salt: str = ""
+    label: str | None = None  # the client's own name for it
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    prompt: Messages | Texts
+    model: str | None
+    strings: bool  # also each token's text
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    tokens: tuple[int, ...]
+    model: str | None

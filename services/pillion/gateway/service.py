@@ -1,0 +1,145 @@
+"""The gateway's process: its actors, its start and its orderly end."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+from redis.exceptions import RedisError
+
+from pillion import clock
+from pillion.actors import Exit, Stop, Supervisor
+from pillion.bus import UNREACHABLE, Tail
+from pillion.config import Config
+from pillion.contracts.entries import Heartbeat, UnknownSchema, decode
+from pillion.gateway.app import App
+from pillion.gateway.model import load_model
+from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.state import State
+from pillion.gateway.templates import TemplateError
+from pillion.modelfiles import ModelFileError
+
+log = logging.getLogger(__name__)
+
+LEAVE_PATIENCE = 2.0  # seconds for the last words to Redis
+HANDLERS_END = 1.0  # seconds that cancelled handlers get
+
+
+class Gateway:
+    """The actors of one gateway."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        self.state = State(config, url)
+        self.port = 0  # once it listens
+        self.listens = asyncio.Event()
+        self._lost = asyncio.Event()
+
+    async def model(self) -> None:
+        """Loads what the gateway needs of the model; requests get a 503 until then. Raises Stop."""
+        try:
+            self.state.model = await self.state.texter(lambda: load_model(self.state.config))
+        except (ModelFileError, TemplateError) as error:
+            raise Stop(Exit.USAGE, str(error)) from None
+        log.info("serves %s", self.state.model.name)
+
+    async def server(self) -> None:
+        """Answers HTTP until it is cancelled. Raises Stop where the port cannot be had."""
+        settings = self.state.config.gateway
+        runner = web.AppRunner(
+            App(self.state).application(),
+            handler_cancellation=True,  # a client that goes away cancels its handler
+            access_log=None,
+            shutdown_timeout=HANDLERS_END,
+            keepalive_timeout=75.0,
+        )
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+            try:
+                await site.start()
+            except OSError as error:
+                where = f"{settings.host}:{settings.port}"
+                raise Stop(
+                    Exit.USAGE, f"cannot listen on {where}: {error.strerror}; choose another --port or --host"
+                ) from None
+            self.port = runner.addresses[0][1]
+            self.listens.set()
+            log.info("listens on http://%s:%d", settings.host, self.port)
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+    async def heartbeats(self) -> None:
+        """Follows the replicas' heartbeats."""
+        tail = Tail(self.state.connections["beats"], self.state.bus.beats)
+        async for entries in tail.follow():
+            for item in entries:
+                try:
+                    beat = decode(item.payload, Heartbeat)
+                except (UnknownSchema, msgspec.DecodeError) as error:
+                    log.error("a heartbeat cannot be read: %s", error)
+                else:
+                    self.state.replicas.heard(beat, clock.monotonic())
+
+    async def presence(self) -> None:
+        await self.state.presence.presence(self._lost)
+
+    async def resubmit(self) -> None:
+        """After Redis lost data: what had no output yet is submitted again, under the same id."""
+        while True:
+            await self._lost.wait()
+            self._lost.clear()
+            for call in tuple(self.state.calls.values()):
+                if call.heard:
+                    continue
+                try:
+                    await self.state.outbox.submit(call.request)
+                except ApiError as error:
+                    log.error("request %s cannot be submitted again: %s", call.request.id, error.message)
+
+    async def drain(self) -> None:
+        """Takes no new request, and waits for those that run."""
+        self.state.draining = True
+        while self.state.calls:
+            await asyncio.sleep(0.02)
+
+    def actors(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        return {
+            "model": self.model,
+            "server": self.server,
+            "out": self.state.streams.run,
+            "cancels": self.state.outbox.run,
+            "heartbeats": self.heartbeats,
+            "presence": self.presence,
+            "resubmit": self.resubmit,
+        }
+
+    async def close(self) -> None:
+        """After the actors have ended: last cancels go out, and what names this gateway is taken back."""
+        try:
+            async with asyncio.timeout(LEAVE_PATIENCE):
+                await self.state.outbox.flush()
+                await self.state.presence.leave()
+        except (TimeoutError, RedisError, *UNREACHABLE) as error:
+            log.warning("Redis was not told of the end, it will see: %s", error)
+        for connection in self.state.connections.values():
+            await connection.close()
+        self.state.texter.close()
+
+
+async def run(config: Config) -> int:
+    """Serves until SIGTERM. Returns the exit code."""
+    if config.stack.redis is None:
+        log.error("the gateway needs a Redis: set --redis URL, or start everything with `pillion up`")
+        return Exit.USAGE
+    gateway = Gateway(config, config.stack.redis)
+    supervisor = Supervisor("gateway", config.gateway.drain_timeout)
+    for name, actor in gateway.actors().items():
+        # A model that cannot be read is not read the second time.
+        supervisor.add(name, actor, max_restarts=0 if name == "model" else 5)
+    supervisor.on_drain(gateway.drain)
+    try:
+        return await supervisor.run()
+    finally:
+        await gateway.close()

@@ -1,0 +1,121 @@
+"""What the handlers share: the parts of one gateway process, and the requests that are live in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pillion import clock, ids
+from pillion.bus import Connection, Keys
+from pillion.config import Config
+from pillion.contracts.entries import Facts
+from pillion.gateway import auth
+from pillion.gateway.account import METRICS, Accounts
+from pillion.gateway.call import Call
+from pillion.gateway.fields import shown
+from pillion.gateway.health import Replicas, Verdict
+from pillion.gateway.model import Model, Texter
+from pillion.gateway.outbox import Outbox
+from pillion.gateway.protocol.errors import ApiError, unavailable
+from pillion.gateway.streams import Streams
+from pillion.telemetry import Metrics, tracing
+from pillion.version import VERSION
+
+RETRY_UNREADY = 2.0  # seconds
+
+
+class State:
+    """One gateway's. Touched by tasks of one event loop only."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        """`url` is Redis'. Connects on first use."""
+        self.config = config
+        self.id = ids.process_id()
+        self.started = int(clock.wall())
+        self.bus = Keys(config.stack.stack)
+        self.connections = {
+            name: Connection(url, f"gateway-{self.id}-{name}")
+            for name in ("write", "read", "out", "beats", "alive")
+        }
+        self.streams = Streams(self.connections["out"], self.connections["read"], self.bus, self.id)
+        # As many again as admission holds: it refuses by then, and says why.
+        bound = 2 * config.admission.max_waiting
+        self.outbox = Outbox(self.connections["write"], self.bus, self.id, bound)
+        self.presence = Outbox(self.connections["alive"], self.bus, self.id, bound)
+        self.replicas = Replicas()
+        self.keys = auth.Keys(config.gateway.api_key)
+        self.texter = Texter()
+        self.metrics = Metrics("gateway", VERSION, METRICS)
+        self.accounts = Accounts(self.metrics, tracing.tracer(), config.scheduler.slo_tbt)
+        self.model: Model | None = None
+        self.draining = False
+        self.calls: dict[str, Call] = {}
+        self._labels: set[tuple[str, str]] = set()
+
+    # --- what can be run ---------------------------------------------------------------------------
+
+    def verdict(self) -> Verdict:
+        """Whether new work is taken: see `Replicas.verdict`, and draining, loading."""
+        if self.draining:
+            return Verdict(False, "draining", "The server is shutting down.")
+        if self.model is None:
+            return Verdict(False, "loading", "The gateway is still loading the tokenizer.")
+        return self.replicas.verdict(self.model.name, clock.monotonic())
+
+    def served(self, name: str | None) -> Model:
+        """The model of that name, or the served one for None. Raises ApiError: 404, 503 while loading."""
+        if self.model is None:
+            raise unavailable("loading", "The gateway is still loading the tokenizer.", RETRY_UNREADY)
+        if name is not None and name != self.model.name:
+            raise ApiError(
+                404, f"The model {shown(name)} does not exist here; {self.model.name!r} does.",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return self.model
+
+    def facts(self, model: Model) -> Facts | None:
+        return self.replicas.models().get(model.name)
+
+    def ready(self, model: Model) -> Facts:
+        """The model's facts. Raises ApiError (503) while nothing can run it."""
+        verdict = self.verdict()
+        facts = self.facts(model)
+        if not verdict.ready or facts is None:
+            raise unavailable(verdict.reason, verdict.message, RETRY_UNREADY)
+        return facts
+
+    # --- live requests -----------------------------------------------------------------------------
+
+    @contextmanager
+    def live(self, call: Call) -> Iterator[None]:
+        self.calls[call.request.id] = call
+        try:
+            yield
+        finally:
+            del self.calls[call.request.id]
+
+    @contextmanager
+    def named(self, label: str | None, tenant: str) -> Iterator[None]:
+        """A client's own name for a request is one live request's at a time. Raises ApiError (409)."""
+        if label is None:
+            yield
+            return
+        key = (tenant, label)
+        if key in self._labels:
+            raise ApiError(
+                409,
+                "A request with this id is still running.",
+                param="request_id",
+                code="duplicate_request_id",
+            )
+        self._labels.add(key)
+        try:
+            yield
+        finally:
+            self._labels.discard(key)
+
+    def cancel(self, identity: str) -> None:
+        """Ends a request, here or at another gateway."""
+        call = self.calls.get(identity)
+        if call is not None:
+            call.stop("the client cancelled it")
+        else:
+            self.outbox.cancel(identity, None, "the client cancelled it")

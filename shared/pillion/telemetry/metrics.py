@@ -11,17 +11,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pillion.telemetry import names
 from pillion.telemetry.names import Metric
 
-prometheus_client.disable_created_metrics()
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """`metrics[names.STEP_SECONDS].observe(x)`. A registry of its own, so that tests and services never share."""
+    """`metrics[names.STEP_SECONDS].observe(x)`. The registry is its own: tests and services never share."""
 
     def __init__(self, service: str, version: str, metrics: Iterable[Metric]) -> None:
         self.registry = CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self.registry)
         self._made: dict[str, Any] = {
-            metric.name: self._make(metric) for metric in (*metrics, names.BUILD_INFO)
+            metric.name: self._make(metric) for metric in dict.fromkeys((*metrics, names.BUILD_INFO))
         }
         self._made[names.BUILD_INFO.name].labels(service=service, version=version).set(1)
 

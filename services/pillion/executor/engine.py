@@ -61,14 +61,14 @@ class Engine:
             raise ConfigError(str(error)) from None
         backend = self._backend = selected.backend
         shard = Shard(0, 1, 0, spec.num_layers)
-        self._model = Llama(spec, weights, backend, dtype, device, shard, Alone())
+        self.model = Llama(spec, weights, backend, dtype, device, shard, Alone())
 
         max_num_seqs = scheduler.max_num_seqs
         max_step_tokens = max(scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS, max_num_seqs)
         block_size = executor.block_size or backend.capabilities.block_size
         memory = executor.kv_cache_memory
         shape = CacheShape(
-            self._model.layers, 1, block_size, self._model.kv_heads, spec.head_size, dtype, device
+            self.model.layers, 1, block_size, self.model.kv_heads, spec.head_size, dtype, device
         )
         pool = size_pool(
             block_bytes=shape.bytes,
@@ -87,9 +87,14 @@ class Engine:
         self._batch = Batch(max_step_tokens, max_num_seqs, self._slots.tables.shape[1], device)
         self._sampler = Sampler(spec.vocab_size, spec.end_tokens)
         with torch.inference_mode():
-            self._rows, self._sample_rows = self._check_rows(max_step_tokens, max_num_seqs, dtype, device)
+            self.row_counts, self.sample_row_counts = self._check_rows(
+                max_step_tokens, max_num_seqs, dtype, device
+            )
         self.reason = selected.reason  # why this backend
-        self.notes = (*pool.notes, *_row_notes(self._rows, self._sample_rows))  # what the user should know
+        self.notes = (
+            *pool.notes,
+            *_row_notes(self.row_counts, self.sample_row_counts),
+        )  # what the user should know
         self.parts = Parts(0, 0, 0, 0, 0, 0)
         self._facts = Facts(
             model=config.model.served_model_name or located.name,
@@ -185,19 +190,19 @@ class Engine:
         return rows
 
     def _compute(self, rows: Sequence[Row], result: executor_pb2.StepResult, began: float) -> None:
-        padded = self._rows.up(sum(row.count for row in rows))
+        padded = self.row_counts.up(sum(row.count for row in rows))
         step = self._batch.fill(rows, self._slots, padded)
-        attention = self._backend.begin(self._cache, step.attention, self._model.heads)
+        attention = self._backend.begin(self._cache, step.attention, self.model.heads)
         prepared = time.perf_counter()
-        hidden = self._model.forward(step.token_ids, step.attention.positions, attention)
+        hidden = self.model.forward(step.token_ids, step.attention.positions, attention)
         ran = time.perf_counter()
         sampling = [row for row in rows if row.sample]
         draws = None
         judged = ran
         if sampling:
-            chosen = hidden.new_zeros(self._sample_rows.up(len(sampling)), hidden.shape[1])
+            chosen = hidden.new_zeros(self.sample_row_counts.up(len(sampling)), hidden.shape[1])
             torch.index_select(hidden, 0, step.sample_rows, out=chosen[: len(sampling)])
-            logits = self._model.logits(chosen)[: len(sampling)]
+            logits = self.model.logits(chosen)[: len(sampling)]
             judged = time.perf_counter()
             draws = self._sampler.sample(
                 logits, [row.slot for row in sampling], [self._slots[row.slot].output for row in sampling]
@@ -257,8 +262,8 @@ class Engine:
         like = torch.empty(0, dtype=dtype, device=device)
         if self._backend.name == "reference":
             return RowCounts(tuple(range(1, most + 1))), RowCounts(tuple(range(1, most_samples + 1)))
-        layers = [(linear, sample_rows(linear.in_features, like)) for linear in self._model.linears]
-        head = self._model.head
+        layers = [(linear, sample_rows(linear.in_features, like)) for linear in self.model.linears]
+        head = self.model.head
         return (
             check(layers, candidates(most)),
             check([(head, sample_rows(head.in_features, like))], candidates(most_samples)),

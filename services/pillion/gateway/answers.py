@@ -109,7 +109,7 @@ class Answer:
 
     def _event(self, parts: dict[str, Any]) -> Event:
         extra = parts.pop("_top", {})
-        event = self._form.frame([parts]) | extra
+        event: Event = self._form.frame([parts]) | extra
         if self.spec.continuous_usage:
             event["usage"] = self.usage()
         elif self.spec.include_usage:

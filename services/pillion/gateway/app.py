@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -26,6 +28,10 @@ log = logging.getLogger(__name__)
 PARSE_ASIDE = 64 << 10  # bytes; longer bodies are parsed beside the event loop
 _ID = re.compile(r"[0-9a-f]{32}")
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
+
+IDENTITY = web.RequestKey("identity", str)  # the system's id for the request
+PATH = web.RequestKey("path", str)  # as the routes have it
+TENANT = web.RequestKey("tenant", str)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -61,13 +67,13 @@ class App:
     # --- around every request ----------------------------------------------------------------------
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
-        http["id"] = ids.request_id()
+        http[IDENTITY] = ids.request_id()
         path = "/" + "/".join(part for part in http.path.split("/") if part)
-        http["path"] = path
+        http[PATH] = path
         try:
             handler = self._find(http.method, path)
             if path.startswith(("/v1/", "/tokenize", "/detokenize")):
-                http["tenant"] = self.state.keys.tenant(http.headers.get("Authorization"))
+                http[TENANT] = self.state.keys.tenant(http.headers.get("Authorization"))
             return await handler(http)
         except ApiError as error:
             return _error(error)
@@ -79,7 +85,7 @@ class App:
         except ConnectionError:
             raise  # nobody is left to answer
         except Exception:
-            log.exception("request %s failed", http["id"])
+            log.exception("request %s failed", http[IDENTITY])
             return _error(
                 ApiError(
                     500,
@@ -107,7 +113,7 @@ class App:
     async def _body(self, http: web.Request) -> dict[str, Any]:
         try:
             raw = await http.read()
-        except (web.PayloadError, ValueError) as error:  # type: ignore[attr-defined]
+        except (RequestPayloadError, HttpProcessingError) as error:
             raise ApiError(400, f"The body cannot be read: {error}.", code="invalid_body") from None
         if len(raw) < PARSE_ASIDE:
             return body.parse(raw)
@@ -117,7 +123,7 @@ class App:
 
     def _generation(self, parse: Callable[[dict[str, Any]], Generation]) -> Handler:
         async def handler(http: web.Request) -> web.StreamResponse:
-            route = http["path"]
+            route = http[PATH]
             tracer = self.state.accounts.tracer
             parent = tracing.context(http.headers.get("traceparent", ""))
             span = tracer.start_span(
@@ -134,7 +140,7 @@ class App:
             try:
                 asked = parse(await self._body(http))
                 response = await generate(
-                    self.state, http, http["id"], http["tenant"], _label(http), asked, span
+                    self.state, http, http[IDENTITY], http[TENANT], _label(http), asked, span
                 )
                 span.set_attribute("http.response.status_code", response.status)
                 return response
@@ -150,7 +156,7 @@ class App:
         return handler
 
     async def _cancel(self, http: web.Request) -> web.Response:
-        identity = http["path"].rpartition("/")[2].removeprefix("chatcmpl-").removeprefix("cmpl-")
+        identity = http[PATH].rpartition("/")[2].removeprefix("chatcmpl-").removeprefix("cmpl-")
         if not _ID.fullmatch(identity):
             raise ApiError(404, "This is no request id.", code="not_found")
         self.state.cancel(identity)
@@ -180,7 +186,7 @@ class App:
         return _json({"object": "list", "data": self._listed()})
 
     async def _model(self, http: web.Request) -> web.Response:
-        name = http["path"].removeprefix("/v1/models/")
+        name = http[PATH].removeprefix("/v1/models/")
         for model in self._listed():
             if model["id"] == name:
                 return _json(model)
@@ -261,7 +267,7 @@ def _label(http: web.Request) -> str | None:
 
 async def _mark(http: web.Request, response: web.StreamResponse) -> None:
     """The system's id goes with every answer, and the client's own beside it."""
-    response.headers["x-request-id"] = http["id"]
+    response.headers["x-request-id"] = http[IDENTITY]
     label = _label(http)
     if label is not None:
         response.headers["x-client-request-id"] = label

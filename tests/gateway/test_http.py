@@ -1,0 +1,38 @@
+"""The two forms over real HTTP and a real Valkey, streamed and whole."""
+
+from typing import Any
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+
+
+async def test_a_chat_streams(start: Any, parse_sse: Any) -> None:
+    stack = await start()
+    answer = stack.post("/v1/chat/completions", CHAT | {"stream": True})
+    request = await stack.driver.request()
+    tokens = stack.tokenizer.encode("Hi there, you", add_special=False)
+    await stack.driver.play(request, [*tokens, 2], finish="stop", stop_token=2)
+    status, text, headers = await answer
+    assert status == 200
+    assert headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    assert headers["x-request-id"] == request.id
+    *events, done = parse_sse(text)
+    assert done == "[DONE]"
+    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == "Hi there, you"
+    assert len(events) == len(tokens) + 2
+
+
+async def test_a_chat_whole(start: Any) -> None:
+    stack = await start()
+    answer = stack.post("/v1/chat/completions", CHAT)
+    request = await stack.driver.request()
+    tokens = stack.tokenizer.encode("Hi there", add_special=False)
+    await stack.driver.play(request, tokens, size=2)
+    status, body, headers = await answer
+    assert status == 200 and headers["x-request-id"] == request.id
+    assert body["choices"][0]["message"]["content"] == "Hi there"
+    assert body["choices"][0]["finish_reason"] == "length"
+    prompt = sum(map(len, request.prompts))
+    assert body["usage"] == {
+        "prompt_tokens": prompt, "completion_tokens": len(tokens), "total_tokens": prompt + len(tokens),
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }  # fmt: skip

@@ -1,5 +1,6 @@
 """Names, metrics, logs and trace contexts."""
 
+import errno
 import io
 import json
 import logging
@@ -88,8 +89,8 @@ class TestMetrics:
         with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics") as answer:
             assert answer.read().startswith(b"# HELP")
         served.close()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", served.port))
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", served.port)) == errno.ECONNREFUSED
 
     async def test_endpoint_is_off_unless_asked_for_and_says_what_to_do_about_a_taken_port(self):
         metrics = Metrics("one", "1", [])

@@ -22,7 +22,7 @@ class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Sampling(Struct, frozen=True):
-    """How a token is drawn from the logits of one position. The draw depends on (seed, choice, position) only."""
+    """How a token is drawn from one position's logits. The draw depends on (seed, choice, position) only."""
 
     seed: int
     temperature: float = 1.0
@@ -192,7 +192,7 @@ _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """Decodes an entry. Raises UnknownSchema for another version, msgspec.DecodeError for what is no entry."""
+    """Raises UnknownSchema for another version, msgspec.DecodeError for what is no entry."""
     # `v` at its default is omitted, so an absent one means version 1, the first; later releases write it.
     version = _version.decode(data).v
     if version != SCHEMA:

@@ -46,7 +46,8 @@ def _service(role: str, help_text: str) -> None:
     def command(config: str | None, **flags: Any) -> None:
         from pillion.ops.role import run
 
-        raise SystemExit(run(role, _joined(configure(flags, config), role)))
+        loaded = configure(flags, config)
+        raise SystemExit(run(role, loaded if role == "executor" else _joined(loaded)))
 
 
 _service("gateway", "Run one gateway: HTTP in, token streams out.")
@@ -55,9 +56,9 @@ _service("scheduler", "Run the scheduler of one replica: what each step carries.
 _service("executor", "Run the executor of one replica: the model itself.")
 
 
-def _joined(config: Config, role: str) -> Config:
+def _joined(config: Config) -> Config:
     """The settings with the Redis of the running stack where none is given."""
-    if role == "executor" or config.stack.redis is not None:
+    if config.stack.redis is not None:
         return config
     from pillion.ops.stack import running
 
@@ -110,7 +111,8 @@ def health(role: str, config: str | None, **flags: Any) -> None:
     """Ask whether a service works; exit code 0 or 1. For health checks."""
     from pillion.ops.health import check
 
-    missing = check(role, _joined(configure(flags, config), role))
+    loaded = configure(flags, config)
+    missing = check(role, _joined(loaded) if role in ("admission", "scheduler") else loaded)
     if missing:
         fail(f"{role} is not ready: {missing}", 1)
     click.echo("ready")

@@ -1,14 +1,13 @@
-"""`pillion health ROLE`: whether one service does its work, asked the way its clients see it."""
+"""`pillion health ROLE`: whether one service does its work, asked the way its clients see it.
+
+Health checks run it every few seconds, so each kind imports only what it needs.
+"""
 
 import asyncio
 from contextlib import closing, suppress
 from urllib.parse import urlsplit
 
-from redis.exceptions import RedisError
-
-from pillion.bus import Connection, Keys
 from pillion.config import Config
-from pillion.contracts.entries import Heartbeat, decode
 from pillion.ops import banner, web
 from pillion.ops.stack import StackError, reason
 
@@ -36,6 +35,7 @@ def gateway(url: str) -> str | None:
 def redis(url: str) -> None:
     """Looks whether a Redis answers. Raises StackError with one line that shows no password."""
     from redis import Redis
+    from redis.exceptions import RedisError
 
     parts = urlsplit(url)
     place = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
@@ -53,11 +53,9 @@ def redis(url: str) -> None:
 async def _within(role: str, config: Config) -> str | None:
     try:
         async with asyncio.timeout(_SECONDS):
-            return await (_executor(config) if role == "executor" else _redis(role, config))
+            return await (_executor(config) if role == "executor" else _leased(role, config))
     except TimeoutError:
         return f"no answer within {_SECONDS:g} s"
-    except RedisError as error:
-        return f"Redis cannot be reached: {error}"
 
 
 async def _executor(config: Config) -> str | None:
@@ -80,14 +78,21 @@ async def _executor(config: Config) -> str | None:
     return None
 
 
-async def _redis(role: str, config: Config) -> str | None:
+async def _leased(role: str, config: Config) -> str | None:
     """Whether it holds its lease, and what a scheduler last said of itself."""
+    from redis.exceptions import RedisError
+
+    from pillion.bus import Connection, Keys
+    from pillion.contracts.entries import Heartbeat, decode
+
     keys, replica = Keys(config.stack.stack), config.scheduler.replica
     holder = "admission" if role == "admission" else f"replica:{replica}"
     connection = Connection(config.stack.redis or "", "health")
     try:
         held = await connection.call("EXISTS", keys.lease(holder))
-        beat = await connection.call("HGET", keys.replicas, replica) if role == "scheduler" else None
+        beat = await connection.call("HGET", keys.replicas, replica)
+    except RedisError as error:
+        return f"Redis cannot be reached: {error}"
     finally:
         await connection.close()
     if not held:

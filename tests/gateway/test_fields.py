@@ -1,0 +1,286 @@
+"""Every entry of the table of fields: what is acted on, harmless and refused; nothing passes unseen."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+
+from pillion.gateway.fields import CHAT, COMPLETION, FIELDS, GENERATE, STREAM_OPTIONS, TABLE, Form, read
+from pillion.gateway.protocol import body, forms
+from pillion.gateway.protocol.errors import ApiError
+
+MINIMAL: dict[Form, dict[str, Any]] = {
+    Form.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    Form.COMPLETION: {"prompt": "hi"},
+    Form.TOKENIZE: {"prompt": "hi"},
+    Form.DETOKENIZE: {"tokens": [1]},
+}
+PARSE: dict[Form, Any] = {
+    Form.CHAT: forms.chat,
+    Form.COMPLETION: forms.completion,
+    Form.TOKENIZE: forms.tokenize,
+    Form.DETOKENIZE: forms.detokenize,
+}
+NOT_BOOL = [1, 0, "true", [], {}]
+NOT_INT = [True, 1.0, 1.5, "1", [], {}, 1 << 400, math.nan, math.inf]
+NOT_NUMBER = [True, "1", [], {}, 1 << 2000, 1e30, math.nan, math.inf, -math.inf]
+NOT_TEXT = [1, True, [], {}, 1.5, ""]
+
+# name: (values that are taken, values that are not)
+ACTED: dict[str, tuple[list[Any], list[Any]]] = {
+    "model": (["demo"], NOT_TEXT),
+    "messages": ([[{"role": "user", "content": "x"}]], [[], {}, "x", [1], [{}], [{"role": "x", "content": ""}]]),
+    "prompt": (["x"], [1, True, {}, 1.5]),
+    "tokens": ([[], [5]], ["x", [True], [-1], [1 << 40], [1.0], ["a"]]),
+    "add_generation_prompt": ([True, False], NOT_BOOL),
+    "continue_final_message": ([False], NOT_BOOL),
+    "chat_template_kwargs": ([{"a": 1}], [1, "a", [], True]),
+    "add_special_tokens": ([True, False], NOT_BOOL),
+    "return_token_strs": ([True, False], NOT_BOOL),
+    "max_tokens": ([1, 2000], [*NOT_INT, 0, -1]),
+    "max_completion_tokens": ([1, 2000], [*NOT_INT, 0, -1]),
+    "min_tokens": ([0, 5], [*NOT_INT, -1]),
+    "n": ([1, 128], [*NOT_INT, 0, -1, 5000]),
+    "best_of": ([1], [*NOT_INT, 0, 2]),
+    "stop": (["a", ["a", "b"], []], [1, True, "", [""], [1], {}, ["x"] * 17, "x" * 1025]),
+    "stop_token_ids": ([[], [7]], [7, "7", [True], [-1], [1.5], ["7"]]),
+    "include_stop_str_in_output": ([True, False], NOT_BOOL),
+    "ignore_eos": ([True, False], NOT_BOOL),
+    "temperature": ([0, 0.0, 1e-5, 2, 1.5], [*NOT_NUMBER, -0.1, 2.1]),
+    "top_p": ([1, 0.5, 1e-5], [*NOT_NUMBER, 0, 0.0, -1, 1.01]),
+    "top_k": ([-1, 0, 40], [*NOT_INT, -2]),
+    "min_p": ([0, 0.5, 1], [*NOT_NUMBER, -0.1, 1.1]),
+    "frequency_penalty": ([-2, 2, 0.5], [*NOT_NUMBER, -2.1, 2.1]),
+    "presence_penalty": ([-2, 2, 0.5], [*NOT_NUMBER, -2.1, 2.1]),
+    "repetition_penalty": ([0.5, 1, 1.3], [*NOT_NUMBER, 0, -1]),
+    "logit_bias": (
+        [{}, {"5": 3}, {"7": -100.0}],
+        [1, [], "x", {"a": 1}, {"-1": 1}, {"5": 101}, {"5": math.nan}, {"5": "1"}, {"5": True}, {"²": 1}],
+    ),
+    "seed": ([0, -1, (1 << 63) - 1, -(1 << 63)], [True, 1.0, "1", [], 1 << 63, math.nan]),
+    "stream": ([True, False], NOT_BOOL),
+    "stream_options": ([], [1, "x", [], True]),
+    "top_logprobs": ([0], [*NOT_INT, -1, 21, 5]),
+    "echo": ([True, False], NOT_BOOL),
+    "skip_special_tokens": ([True, False], NOT_BOOL),
+    "return_token_ids": ([True, False], NOT_BOOL),
+    "return_tokens_as_token_ids": ([True, False], NOT_BOOL),
+    "priority": ([-5, 0, 5], [True, 1.0, "1", 1 << 40]),
+    "cache_salt": (["x"], NOT_TEXT),
+    "request_id": (["x"], NOT_TEXT),
+}
+LOGPROBS: dict[Form, tuple[list[Any], list[Any]]] = {
+    CHAT: ([True, False], NOT_BOOL),
+    COMPLETION: ([0, 1, 20], [*NOT_INT, -1, 21]),
+}
+HARMLESS: dict[str, list[Any]] = {
+    "user": ["me", ""],
+    "safety_identifier": ["me"],
+    "metadata": [{}, {"a": "b"}],
+    "prompt_cache_key": ["x"],
+    "prompt_cache_retention": ["24h"],
+    "prompt_cache_options": [{}],
+    "parallel_tool_calls": [True, False],
+    "include_reasoning": [True, False],
+    "store": [False],
+    "service_tier": ["auto", "default"],
+    "verbosity": ["medium"],
+    "spaces_between_special_tokens": [True],
+    "tools": [[]],
+    "tool_choice": ["none", "auto"],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "response_format": [{"type": "text"}],
+    "modalities": [["text"]],
+    "mm_processor_kwargs": [{}],
+    "reasoning_effort": ["none"],
+    "suffix": [""],
+    "echo": [False],
+    "logprob_token_ids": [[]],
+    "documents": [[]],
+    "bad_words": [[]],
+    "logits_processors": [[]],
+    "use_beam_search": [False],
+    "length_penalty": [1, 1.0],
+    "early_stopping": [False],
+    "vllm_xargs": [{}],
+    "nvext": [{}],
+    "return_token_strs": [False],
+}
+REFUSED: list[Any] = [0, 1, "x", [1], {"type": "json_object"}, 2.5]
+ENTRIES = [(form, field) for field in FIELDS for form in field.forms]
+
+
+@pytest.mark.parametrize(("form", "field"), ENTRIES, ids=[f"{form.value}-{f.name}" for form, f in ENTRIES])
+def test_every_entry(form: Form, field: Any) -> None:
+    minimal = {} if form is Form.TOKENIZE and field.name == "messages" else MINIMAL[form]
+    if not field.required and field.name not in ("prompt", "messages"):
+        PARSE[form](minimal | {field.name: None})  # null is as good as absent
+    if field.check is not None:
+        good, wrong = LOGPROBS[form] if field.name == "logprobs" else ACTED[field.name]
+    else:
+        good = HARMLESS.get(field.name, [])
+        wrong = [value for value in REFUSED if not field.harmless(value)]
+    for value in good:
+        PARSE[form](minimal | {field.name: value})
+    assert wrong
+    for value in wrong:
+        with pytest.raises(ApiError) as refusal:
+            PARSE[form](minimal | {field.name: value})
+        assert refusal.value.status == 400, value
+        assert (refusal.value.param or "").startswith(field.name), value
+        assert field.name in refusal.value.message
+        assert refusal.value.body()["error"]["type"] == "invalid_request_error"
+
+
+def test_the_tests_know_every_field() -> None:
+    acted = {field.name for field in FIELDS if field.check is not None} - {"logprobs"}
+    assert acted == set(ACTED)
+    assert set(HARMLESS) <= {field.name for field in FIELDS if field.check is None}
+
+
+@pytest.mark.parametrize(("form", "params"), [(CHAT, ChatParams), (COMPLETION, CompletionParams)])
+def test_all_of_openais_fields_are_in_the_table(form: Form, params: Any) -> None:
+    names = set(params.__annotations__)
+    assert len(names) > 15
+    assert names - set(TABLE[form]) == set()
+
+
+@pytest.mark.parametrize("form", Form)
+def test_unknown_fields_are_refused_and_the_nearest_is_named(form: Form) -> None:
+    for name, meant in (("Model", "model"), ("modle", "model")):
+        with pytest.raises(ApiError) as refusal:
+            PARSE[form](MINIMAL[form] | {name: "x"})
+        assert (refusal.value.status, refusal.value.param) == (400, name)
+        assert f"Did you mean {meant!r}?" in refusal.value.message
+    with pytest.raises(ApiError) as refusal:
+        PARSE[form](MINIMAL[form] | {"zzqqy": 1})
+    assert refusal.value.code == "unknown_parameter" and "mean" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("max_new_tokens", "max_tokens"), ("maxTokens", "max_tokens"), ("topP", "top_p"), ("stop_tokens", "stop_token_ids")],
+)  # fmt: skip
+def test_names_from_elsewhere(wrong: str, right: str) -> None:
+    with pytest.raises(ApiError, match=right):
+        forms.completion({"prompt": "x", wrong: 1})
+
+
+def test_stream_options() -> None:
+    stream = MINIMAL[CHAT] | {"stream": True}
+    for name in STREAM_OPTIONS:
+        with pytest.raises(ApiError) as refusal:
+            forms.chat(stream | {"stream_options": {name: 1}})
+        assert refusal.value.param == f"stream_options.{name}"
+    with pytest.raises(ApiError) as refusal:
+        forms.chat(stream | {"stream_options": {"include_usag": True}})
+    assert refusal.value.param == "stream_options.include_usag" and "include_usage" in refusal.value.message
+    with pytest.raises(ApiError, match="needs stream"):
+        forms.chat(MINIMAL[CHAT] | {"stream_options": {"include_usage": True}})
+    assert forms.chat(stream | {"stream_options": {"include_usage": True}}).output.include_usage
+    assert not forms.chat(stream | {"stream_options": {}}).output.include_usage
+
+
+def test_what_spans_fields() -> None:
+    chat, completion = MINIMAL[CHAT], MINIMAL[COMPLETION]
+    assert forms.chat(chat | {"max_tokens": 5, "max_completion_tokens": 5}).max_tokens == 5
+    assert forms.completion(completion | {"max_completion_tokens": 7}).max_tokens == 7
+    assert forms.completion(completion).max_tokens == 16 and forms.chat(chat).max_tokens is None
+    assert forms.completion(completion | {"best_of": 3, "n": 3}).output.n == 3
+    assert forms.chat(chat | {"logprobs": True}).output.logprobs == 0
+    assert forms.chat(chat | {"logprobs": True, "top_logprobs": 4}).output.logprobs == 4
+    assert forms.chat(chat).output.logprobs is None and forms.completion(completion).output.logprobs is None
+    for wrong, param in (
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        ({"max_tokens": 5, "min_tokens": 6}, "min_tokens"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+    ):
+        with pytest.raises(ApiError) as refusal:
+            forms.chat(chat | wrong)
+        assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ("", "prompt"), ([], "prompt"), ([""], "prompt"), ([[]], "prompt"), (["a", ""], "prompt"), ([[1], []], "prompt"),
+        (["a", 1], "prompt"), ([1, "a"], "prompt"), ([[1], "a"], "prompt"), ([True], "prompt"), ([1, True], "prompt"),
+        ([[True]], "prompt"), ([-1], "prompt"), ([1 << 40], "prompt"), ([1.0], "prompt"), ({}, "prompt"), (1, "prompt"),
+        ([None], "prompt"), (None, "prompt"),
+    ],
+)  # fmt: skip
+def test_prompts_that_are_none(prompt: Any, param: str) -> None:
+    with pytest.raises(ApiError) as refusal:
+        forms.completion({"prompt": prompt})
+    assert refusal.value.status == 400 and (refusal.value.param or "").startswith(param)
+
+
+def test_prompts_of_all_kinds() -> None:
+    assert forms.completion({"prompt": "a"}).prompt.texts == ("a",)
+    assert forms.completion({"prompt": ["a", "b"]}).prompt.texts == ("a", "b")
+    assert forms.completion({"prompt": [1, 2]}).prompt.ids == ((1, 2),)
+    assert forms.completion({"prompt": [[1], [2, 3]]}).prompt.ids == ((1,), (2, 3))
+
+
+def test_unknown_keys_in_messages_are_ignored_and_counted() -> None:
+    message = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None}
+    prompt: Any = forms.chat({"messages": [{"role": "user", "content": "x", "id": "1"}, message]}).prompt
+    assert prompt.ignored_keys == 4
+    assert prompt.messages == ({"role": "user", "content": "x"}, {"role": "assistant", "content": ""})
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"content": "x"}], "messages[0].role"), ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"), ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": "x"}, 5], "messages[1]"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [5]}], "messages[0].tool_calls[0]"),
+        ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+    ],
+)  # fmt: skip
+def test_messages_that_are_none(messages: Any, param: str) -> None:
+    with pytest.raises(ApiError) as refusal:
+        forms.chat({"messages": messages})
+    assert (refusal.value.status, refusal.value.param) == (400, param)
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    prompt: Any = forms.chat({"messages": [{"role": "user", "content": parts}]}).prompt
+    assert prompt.messages[0]["content"] == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("raw", "param"),
+    [
+        (b"", None), (b"{", None), (b"[1]", None), (b"null", None), (b'"x"', None), (b"\xff\xfe{}", None),
+        (b'{"a": "\xff"}', None), (b"[" * 200_000, None), (b'{"n": ' + b"1" * 5000 + b"}", None),
+        (b'{"stop": "\\ud800"}', "stop"), (b'{"messages": [{"content": "a\\udfffb"}]}', "messages[0].content"),
+        (b'{"tools": [{"function": {"name": "\\uDBFF"}}]}', "tools[0].function.name"),
+        (b'{"metadata": {"\\ud800": 1}}', "metadata"),
+    ],
+)  # fmt: skip
+def test_bodies_that_are_none(raw: bytes, param: str | None) -> None:
+    with pytest.raises(ApiError) as refusal:
+        body.parse(raw)
+    assert (refusal.value.status, refusal.value.param) == (400, param)
+    json.dumps(refusal.value.body()).encode()
+
+
+def test_pairs_of_surrogates_are_characters() -> None:
+    assert body.parse(b'{"stop": "\\ud83d\\ude00"}') == {"stop": "\U0001f600"}
+
+
+def test_a_table_of_its_own_reads_only_what_it_knows() -> None:
+    assert read({}, STREAM_OPTIONS) == {"include_usage": False, "continuous_usage_stats": False}
+    assert {form for field in FIELDS for form in field.forms} == set(Form) and len(GENERATE) == 2

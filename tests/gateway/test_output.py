@@ -1,0 +1,197 @@
+"""The output stage: the same text, entries and end, whatever the portions in which tokens come."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pillion.contracts.entries import TokenLogprob, Tokens
+from pillion.gateway.answers import Answer, Head
+from pillion.gateway.output import Gap
+from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.protocol.request import Output
+
+HEAD = Head("r", 1, "m", None, ((1, 2, 3),))
+TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.text("ab 한국어日本語🙂👩‍👩‍👧é\n", max_size=40),
+    st.lists(st.sampled_from(["STOP", "ST", "🙂", " the", "한", "漢字", "O", "P\n"]), max_size=15).map("".join),
+)
+EOS = 2
+
+
+def logprob(token: int) -> TokenLogprob:
+    return TokenLogprob(-token / 1000, 1, ((token, -token / 1000), (token + 1, -9.0)))
+
+
+def items(tokens: list[int], cuts: list[int], finish: str = "length", stop: int | None = None) -> list[Tokens]:
+    borders = sorted({0, *(cut for cut in cuts if cut < len(tokens)), len(tokens)})
+    result = []
+    for a, b in zip(borders, borders[1:], strict=False):
+        part, last = tuple(tokens[a:b]), b == len(tokens)
+        result.append(
+            Tokens("r", 0, a, part, finish if last else None, stop if last else None, 7, tuple(map(logprob, part)))
+        )
+    return result or [Tokens("r", 0, 0, (), finish)]
+
+
+def streamed(spec: Output, head: Head, pieces: Any, fed: list[Tokens]) -> dict[str, Any]:
+    """What a client makes of the stream."""
+    answer = Answer(spec, head, pieces)
+    events = [event for item in fed for event in answer.feed(item)]
+    assert answer.done
+    parts = [event["choices"][0] for event in events]
+    ends = [part for part in parts if part["finish_reason"] is not None]
+    assert len(ends) == 1 and ends[0] is parts[-1]
+    chat = spec.form == "chat"
+    logprobs: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, values in (part["logprobs"] or {}).items():
+            if values is not None:
+                logprobs.setdefault(name, []).extend(values)
+    return {
+        "text": "".join(part["delta"].get("content", "") if chat else part["text"] for part in parts),
+        "logprobs": logprobs,
+        "ids": [token for part in parts for token in part.get("token_ids", ())],
+        "finish": ends[0]["finish_reason"],
+        "stop_reason": ends[0]["stop_reason"],
+        "usage": answer.usage(),
+    }
+
+
+def whole(spec: Output, head: Head, pieces: Any, fed: list[Tokens]) -> dict[str, Any]:
+    answer = Answer(spec, head, pieces)
+    assert not [event for item in fed for event in answer.feed(item)]
+    body = answer.whole()
+    choice = body["choices"][0]
+    return {
+        "text": choice["message"]["content"] if spec.form == "chat" else choice["text"],
+        "logprobs": {k: v for k, v in (choice["logprobs"] or {}).items() if v},
+        "ids": choice.get("token_ids", []),
+        "finish": choice["finish_reason"],
+        "stop_reason": choice["stop_reason"],
+        "usage": body["usage"],
+    }
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    text=TEXTS, cuts=st.lists(st.integers(0, 80), max_size=12), drop=st.integers(0, 2),
+    stop=st.lists(st.sampled_from(["STOP", "STO", "🙂", "한국", "OP", "\n"]), max_size=3, unique=True),
+    include=st.booleans(), form=st.sampled_from(["chat", "completion"]), min_tokens=st.integers(0, 5), echo=st.booleans(),
+)  # fmt: skip
+def test_stream_and_whole_agree_whatever_the_portions(
+    demo_model: Any, text: str, cuts: list[int], drop: int, stop: list[str], include: bool, form: Any,
+    min_tokens: int, echo: bool,
+) -> None:  # fmt: skip
+    pieces = demo_model.tokenizer
+    tokens = pieces.encode(text, add_special=False)
+    tokens = tokens[: max(0, len(tokens) - drop)]  # a tail that ends inside a character
+    head = Head("r", 1, "m", None, ((1, 2, 3),), ("echo🙂",) if echo and form == "completion" else ())
+    fields = {
+        "form": form, "stop": tuple(stop), "include_stop": include, "min_tokens": min_tokens, "logprobs": 1,
+        "token_ids": True,
+    }  # fmt: skip
+    spec, streaming = Output(**fields), Output(**fields, stream=True)
+    reference = whole(spec, head, pieces, items(tokens, list(range(len(tokens)))))
+    portions = items(tokens, cuts)
+    assert whole(spec, head, pieces, portions) == reference
+    assert streamed(streaming, head, pieces, portions) == reference
+    # Items that come again, and portions that overlap, change nothing.
+    again = [item for item in portions for item in (item, item)]
+    assert streamed(streaming, head, pieces, again[:-1] if len(again) > 1 else again) == reference
+    shown = reference["text"].removeprefix("".join(head.echoed))
+    full = pieces.decode(tokens, skip_special=True)
+    assert full.startswith(shown)
+    if reference["stop_reason"] is None:
+        assert shown == full
+    count = reference["usage"]["completion_tokens"]
+    assert reference["ids"] == tokens[:count]
+    if count:
+        entries = reference["logprobs"]
+        assert len(entries["content" if form == "chat" else "tokens"]) == count
+        if form == "completion":
+            offsets = entries["text_offset"]
+            assert len(offsets) == len(entries["token_logprobs"]) == len(entries["top_logprobs"]) == count
+            assert offsets == sorted(offsets) and offsets[0] == len("".join(head.echoed))
+            for offset, name in zip(offsets, entries["tokens"], strict=True):
+                if not name.startswith("bytes:") and offset + len(name) <= len(reference["text"]):
+                    assert reference["text"].startswith(name, offset)
+        else:
+            joined = b"".join(bytes(entry["bytes"]) for entry in entries["content"])
+            assert joined.decode(errors="replace").startswith(shown.rstrip("\ufffd"))
+
+
+@given(cut=st.integers(0, 10))
+def test_the_end_token_counts_but_shows_no_text(demo_model: Any, cut: int) -> None:
+    pieces = demo_model.tokenizer
+    tokens = [*pieces.encode("Paris.", add_special=False), EOS]
+    for include, text in ((False, "Paris."), (True, "Paris.<|im_end|>")):
+        spec = Output("chat", skip_special=False, include_stop=include, token_ids=True)
+        result = whole(spec, HEAD, pieces, items(tokens, [cut], "stop", EOS))
+        assert (result["text"], result["finish"], result["stop_reason"]) == (text, "stop", None)
+        assert result["usage"]["completion_tokens"] == len(tokens) == len(result["ids"])
+
+
+def test_a_stop_id_is_named(demo_model: Any) -> None:
+    spec = Output("chat", stop_token_ids=(5,))
+    result = whole(spec, HEAD, demo_model.tokenizer, items([9, 5], [], "stop", 5))
+    assert result["stop_reason"] == 5
+
+
+def test_special_tokens_are_shown_on_request(demo_model: Any) -> None:
+    tokens = [1, *demo_model.tokenizer.encode("x", add_special=False)]
+    for skip, text in ((True, "x"), (False, "<|im_start|>x")):
+        assert whole(Output("chat", skip_special=skip), HEAD, demo_model.tokenizer, items(tokens, []))["text"] == text
+
+
+def test_a_stop_string_ends_the_choice_here_and_only_then(demo_model: Any) -> None:
+    tokens = demo_model.tokenizer.encode("one two three", add_special=False)
+    answer = Answer(Output("chat", stop=(" two",)), HEAD, demo_model.tokenizer)
+    for item in items(tokens, list(range(len(tokens)))):
+        answer.feed(item)
+    (choice,) = answer.choices
+    assert choice.stopped_here and choice.finish == "stop" and choice.count < len(tokens)
+
+
+def test_a_gap_is_told_and_can_be_filled(demo_model: Any) -> None:
+    tokens = demo_model.tokenizer.encode("one two three four", add_special=False)
+    answer = Answer(Output("chat"), HEAD, demo_model.tokenizer)
+    answer.feed(Tokens("r", 0, 0, tuple(tokens[:1])))
+    late = Tokens("r", 0, 3, tuple(tokens[3:]), "length")
+    with pytest.raises(Gap) as gap:
+        answer.feed(late)
+    assert (gap.value.choice, gap.value.known) == (0, 1)
+    answer.feed(Tokens("r", 0, 0, tuple(tokens[:3])))
+    answer.feed(late)
+    assert answer.whole()["choices"][0]["message"]["content"] == "one two three four"
+
+
+@pytest.mark.parametrize(("finish", "status", "code"), [("error", 500, "generation_failed"), ("cancelled", 503, "cancelled")])
+def test_a_choice_that_failed_fails_the_answer(demo_model: Any, finish: str, status: int, code: str) -> None:
+    answer = Answer(Output("chat"), HEAD, demo_model.tokenizer)
+    with pytest.raises(ApiError) as error:
+        answer.feed(Tokens("r", 0, 0, (), finish))
+    assert (error.value.status, error.value.code) == (status, code)
+
+
+def test_tokens_that_are_no_characters_are_told_apart(demo_model: Any) -> None:
+    pieces = demo_model.tokenizer
+    tokens = pieces.encode("🙂", add_special=False)
+    assert len(tokens) > 1, "the condition: a character of several tokens"
+    result = whole(Output("completion", logprobs=2), HEAD, pieces, items(tokens, []))
+    names = result["logprobs"]["tokens"]
+    assert all(name.startswith("bytes:\\x") for name in names) and len(set(names)) == len(names)
+    assert result["logprobs"]["text_offset"] == [0] * len(tokens)
+    named = whole(Output("completion", logprobs=0, tokens_as_ids=True), HEAD, pieces, items(tokens, []))
+    assert named["logprobs"]["tokens"] == [f"token_id:{token}" for token in tokens]
+
+
+def test_cached_tokens_are_each_prompts_first_choices(demo_model: Any) -> None:
+    head = Head("r", 1, "m", None, ((1, 2), (3,)))
+    answer = Answer(Output("completion", n=2), head, demo_model.tokenizer)
+    for choice, cached in enumerate((0, 2, 1, 1)):
+        answer.feed(Tokens("r", choice, 0, (9,), "length", cached=cached))
+    assert answer.usage()["prompt_tokens_details"] == {"cached_tokens": 1}
+    assert answer.usage()["prompt_tokens"] == 3 and answer.usage()["completion_tokens"] == 4

@@ -1,0 +1,60 @@
+"""Stop strings, whatever the portions of the text."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pillion.gateway.stops import Stops
+
+LETTERS = st.text("ab€", max_size=30)
+STOPS = st.lists(st.text("ab€", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def run(parts: list[str], stops: list[str], include: bool = False) -> tuple[str, str | None]:
+    matcher = Stops(stops, include)
+    text = ""
+    for part in parts:
+        text += matcher.push(part)
+    return text + matcher.flush(), matcher.matched
+
+
+def described(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+    """The description: the first character at which any stop string is whole ends the text; of several the longest."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            stop = max(found, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@given(LETTERS, STOPS, st.lists(st.integers(0, 30), max_size=8), st.booleans())
+@example("xab", ["abc", "ab"], [1, 2], False)
+def test_any_portions_give_what_the_description_says(
+    text: str, stops: list[str], cuts: list[int], include: bool
+) -> None:
+    borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    parts = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    assert run(parts, stops, include) == described(text, stops, include)
+
+
+@given(LETTERS, STOPS)
+def test_no_more_is_held_back_than_could_become_a_stop(text: str, stops: list[str]) -> None:
+    matcher, out = Stops(stops), ""
+    for at, character in enumerate(text, 1):
+        out += matcher.push(character)
+        if matcher.matched is not None:
+            return
+        held = text[len(out) : at]
+        assert out + held == text[:at]
+        assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
+
+
+def test_nothing_follows_a_match() -> None:
+    matcher = Stops(["b"])
+    assert matcher.push("abc") == "a" and matcher.push("xyz") == "" and matcher.flush() == ""
+
+
+def test_a_string_that_begins_unarmed_may_end_armed() -> None:
+    matcher = Stops(["END"])
+    assert matcher.push("END E", armed=False) == "END "
+    assert matcher.push("ND x") == "" and matcher.matched == "END"

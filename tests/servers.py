@@ -90,13 +90,20 @@ class Processes:
 
 @pytest.fixture
 def processes(valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Processes]]:
-    """`processes(model=..., num_kv_blocks=...)`: settings common to all the services that it starts."""
+    """`processes(model=..., num_kv_blocks=...)`: settings common to all the services that it starts.
+
+    Names in capitals go into the environment as they are.
+    """
     made: list[Processes] = []
 
     def make(**settings: object) -> Processes:
         folder = tmp_path_factory.mktemp("s")
         common = {"redis": valkey.url, "state_dir": folder, "threads": 1, "log_format": "text"} | settings
-        running = Processes(folder, {f"PILLION_{name.upper()}": str(value) for name, value in common.items()})
+        environment = {
+            name if name.isupper() else f"PILLION_{name.upper()}": str(value)
+            for name, value in common.items()
+        }
+        running = Processes(folder, environment)
         made.append(running)
         return running
 

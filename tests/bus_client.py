@@ -1,0 +1,82 @@
+"""Plays admission and gateway to a scheduler: writes run entries, reads the `out` stream."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from pillion.bus import Connection, Keys, append
+from pillion.contracts.entries import Heartbeat, Request, Sampling, StepOutput, Tokens, decode, encode
+
+KEYS = Keys("default")
+
+
+def request(name: str, length: int = 20, output: int = 40, **fields: object) -> Request:
+    prompt = tuple((7 * index + len(name)) % 250 + 3 for index in range(length))
+    sampling = Sampling(seed=5, temperature=1.0, ignore_eos=True)
+    return Request(
+        **{"id": name, "gateway": "g", "model": "m", "prompts": (prompt,), "sampling": sampling,
+           "arrival": time.time(), "max_tokens": output} | fields
+    )  # fmt: skip
+
+
+class Client:
+    """Writes run entries and reads the `out` stream."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.items: list[Tokens] = []
+        self.refusals: list[str] = []
+        self.last = "0-0"
+
+    async def send(self, *requests: Request) -> None:
+        for one in requests:
+            await append(self.connection, KEYS.run("0"), encode(one))
+
+    async def poll(self) -> None:
+        answer = await self.connection.call("XRANGE", KEYS.out("g"), "(" + self.last, "+")
+        for identity, fields in answer:
+            self.last = identity.decode()
+            output = decode(fields[1], StepOutput)
+            self.items += output.items
+            self.refusals += [refusal.message for refusal in output.refusals]
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await self.poll()
+                await asyncio.sleep(0.005)
+
+    def tokens(self, name: str, choice: int = 0) -> list[int]:
+        """Joined by position. Each position is there once, and in order."""
+        tokens: list[int] = []
+        for item in self.items:
+            if item.request == name and item.choice == choice:
+                assert item.position == len(tokens), "a position is missing or doubled"
+                tokens += item.tokens
+        return tokens
+
+    def finish(self, name: str) -> str | None:
+        return next((item.finish for item in self.items if item.request == name and item.finish), None)
+
+    async def ready(self) -> Heartbeat:
+        async with asyncio.timeout(60):
+            while True:
+                payload = await self.connection.call("HGET", KEYS.replicas, "0")
+                if payload is not None and (beat := decode(payload, Heartbeat)).state == "ready":
+                    return beat
+                await asyncio.sleep(0.02)
+
+    async def left(self) -> tuple[int, int]:
+        """Entries in the run stream, and those that are pending."""
+        pending = await self.connection.call("XPENDING", KEYS.run("0"), "scheduler")
+        return await self.connection.call("XLEN", KEYS.run("0")), pending[0]
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[Client]:
+    connection = Connection(url, "test")
+    try:
+        yield Client(connection)
+    finally:
+        await connection.close()

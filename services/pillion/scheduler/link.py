@@ -35,7 +35,8 @@ class Link:
         self.replica = replica
         self.why_not = "no executor is attached"  # for readiness; empty while attached
         self._deliver = deliver
-        self._plans: asyncio.Queue[Plan] | None = None  # of this attachment; a former one's takes nothing more
+        # One queue an attachment, None while there is none: a former one's writer takes nothing more.
+        self._plans: asyncio.Queue[Plan] | None = None
 
     def send(self, plan: Plan) -> None:
         """Plans that are sent while nothing is attached are lost, as `Disconnected` says."""

@@ -31,7 +31,7 @@ def expected(engine, drive, prompt):
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_chunks(engine, drive, prompt, expected, chunk):
     """With chunk 1 every position is computed as a decode is."""
-    count = 150 if chunk == 1 else LENGTH
+    count = 140 if chunk == 1 else LENGTH
     driver = drive(engine, seed=chunk)
     sequence = driver.add(prompt[:count])
     driver.finish([sequence], chunk)
@@ -72,14 +72,14 @@ def test_random_schedules(engine, drive, prompt, expected):
         assert torch.equal(driver.states(sequence), expected)
 
 
-def test_decodes_preempted_and_hit(engine, drive, prompt):
+def test_decodes_preempted_and_hit(demo_bfloat16, drive, prompt):
     """Generated tokens: computed as decodes, again as chunks after a preemption, and found as cached blocks."""
-    driver = drive(engine, seed=1)
+    driver = drive(demo_bfloat16, seed=1)
     plain = driver.add(prompt[:100], 60, ignore_eos=True)
     driver.finish([plain])
     states = driver.states(plain)
 
-    driver = drive(engine, seed=2)
+    driver = drive(demo_bfloat16, seed=2)
     sequence = driver.add(prompt[:100], 60, ignore_eos=True)
     beside = [driver.add(prompt[k : k + 50 * k], 60, ignore_eos=True) for k in (1, 2, 3, 4)]
     driver.step([(sequence, 100)])

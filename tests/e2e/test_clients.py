@@ -7,6 +7,7 @@ import sys
 
 import openai
 import pytest
+
 from tests.e2e.conftest import RunningStack
 
 

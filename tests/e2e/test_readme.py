@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.conftest import RunningStack
 
 ROOT = Path(__file__).parents[2]

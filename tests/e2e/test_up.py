@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.conftest import ROLES, RunningStack, StartStack
 
 from pillion.ops import web
+from tests.e2e.conftest import ROLES, RunningStack, StartStack
 
 
 def complete(url: str, tokens: int = 4) -> int:

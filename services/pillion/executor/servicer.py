@@ -78,7 +78,9 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
         opening = first.open
         refused = self._refusal(opening)
         if refused is not None:
-            log.info("refused a scheduler of epoch %d: %s", opening.epoch, refused.message)
+            # While the model loads, a scheduler asks several times a second.
+            level = logging.DEBUG if refused.reason == "loading" else logging.INFO
+            log.log(level, "refused a scheduler of epoch %d: %s", opening.epoch, refused.message)
             await context.write(executor_pb2.FromExecutor(refused=refused))
             return None
         assert self._engine is not None  # else it is refused as loading

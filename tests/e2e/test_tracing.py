@@ -79,9 +79,12 @@ def ancestors(span, inside: dict) -> list:
 
 async def test_one_trace_goes_through_four_services(traced, receiver):
     async with httpx.AsyncClient(timeout=60) as client:
-        body = {"prompt": "x" * 150, "max_tokens": 12, "ignore_eos": True, "seed": 1}
+        body = {"max_tokens": 12, "ignore_eos": True}
         answers = await asyncio.gather(
-            *(client.post(traced + "/v1/completions", json=body | {"seed": seed}) for seed in (1, 2))
+            *(
+                client.post(traced + "/v1/completions", json=body | {"prompt": letter * 150})
+                for letter in "xy"
+            )
         )
     assert [answer.status_code for answer in answers] == [200, 200]
 

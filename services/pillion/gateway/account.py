@@ -146,7 +146,7 @@ class Account:
         answer = self.answer
         self.span.set_attributes(
             {
-                names.RESPONSE_ID: self.request.id,
+                names.RESPONSE_ID: answer.id,
                 names.RESPONSE_MODEL: self.request.model,
                 names.RESPONSE_FINISH_REASONS: answer.finish_reasons,
                 names.USAGE_INPUT_TOKENS: answer.prompt_tokens,

@@ -50,6 +50,11 @@ class Answer:
         self._collected = [_Collected() for _ in self.choices]
 
     @property
+    def id(self) -> str:
+        """As the client sees it."""
+        return self._form.prefix + self.head.id
+
+    @property
     def done(self) -> bool:
         return all(choice.finish is not None for choice in self.choices)
 

@@ -97,7 +97,7 @@ async def _stream(
             # A refusal mostly comes at once: it is told by status, before the headers go out.
             waiting = await call.events(ACCEPT)
             await response.prepare(http)
-            await _send(response, waiting)
+            await _send(response, waiting or [])
             while not call.answer.done:
                 await _send(response, await call.events(KEEPALIVE))
             await response.write(b"".join(map(sse.event, call.answer.closing())) + sse.DONE)

@@ -111,6 +111,7 @@ class TestS37ACancelledCall:
         cut.cancel()
         assert await one.pipeline(("ECHO", "c"), ("ECHO", "d")) == [b"c", b"d"]
         assert cut.cancelled()
+        assert await one.pipeline(("CLIENT", "ID")) == [await one.call("CLIENT", "ID")]
 
 
 class TestS38AKilledConsumer:

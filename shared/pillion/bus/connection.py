@@ -42,7 +42,7 @@ class Connection:
         # Retries are the caller's: only it knows whether a command may run twice.
         self._redis = aioredis.Redis.from_url(
             url,
-            single_connection_client=True,
+            max_connections=1,  # pipelines too; the lock sees to it that one is enough
             client_name=name,
             retry=Retry(NoBackoff(), 0),
             socket_connect_timeout=5.0,

@@ -1,0 +1,84 @@
+"""Readiness follows the replicas' heartbeats."""
+
+from typing import Any
+
+import pytest
+
+from pillion.contracts.entries import Facts, Heartbeat
+from pillion.gateway.health import FRESH, STALLED, Replicas
+
+
+def facts(model: str = "demo", length: int = 1000) -> Facts:
+    return Facts(
+        model=model, fingerprint="f", max_model_len=length, vocab_size=320, end_tokens=(2,), block_size=16,
+        num_blocks=101, max_num_seqs=8, max_step_tokens=512, tile=16, dtype="float32", backend="torch",
+    )  # fmt: skip
+
+
+def beat(replica: str = "0", epoch: int = 1, state: str = "ready", **more: Any) -> Heartbeat:
+    return Heartbeat(replica, epoch, state, **{"facts": facts()} | more)
+
+
+@pytest.mark.parametrize(
+    ("beats", "age", "reason"),
+    [
+        ([], 0, "no_replica"),
+        ([beat()], 0, ""),
+        ([beat()], FRESH + 0.1, "silent"),
+        ([beat(state="unready", reason="no executor")], 0, "unready"),
+        ([beat(state="starting")], 0, "starting"),
+        ([beat(state="draining")], 0, "draining"),
+        ([beat(stalled=STALLED + 1)], 0, "stalled"),
+        ([beat(stalled=STALLED - 1)], 0, ""),
+        ([beat(facts=None)], 0, "starting"),
+        ([beat(facts=facts("other"))], 0, "no_replica"),
+        ([beat(state="draining"), beat("1")], 0, ""),
+        ([beat(state="draining"), beat("1", state="unready")], 0, "unready"),
+        ([beat(epoch=2, state="unready"), beat(epoch=1)], 0, "unready"),
+        ([beat(epoch=1, state="unready"), beat(epoch=2)], 0, ""),
+    ],
+)
+def test_the_verdict(beats: list[Heartbeat], age: float, reason: str) -> None:
+    replicas = Replicas()
+    for each in beats:
+        replicas.heard(each, 10.0)
+    verdict = replicas.verdict("demo", 10.0 + age)
+    assert (verdict.ready, verdict.reason) == (not reason, reason)
+    assert bool(verdict.message) is bool(reason)
+
+
+def test_models_are_the_union_and_outlive_their_executor() -> None:
+    replicas = Replicas()
+    replicas.heard(beat("0", facts=facts(length=500)), 0)
+    replicas.heard(beat("1", facts=facts(length=900)), 0)
+    replicas.heard(beat("2", facts=facts("other")), 0)
+    replicas.heard(beat("1", state="unready", facts=None), 1)
+    assert {name: f.max_model_len for name, f in replicas.models().items()} == {"demo": 900, "other": 1000}
+
+
+async def test_readiness_over_http(start: Any, until: Any) -> None:
+    stack = await start(ready=False)
+    body = {"prompt": "x"}
+    for path in ("/health", "/health/ready"):
+        status, answer, headers = await stack.fetch("GET", path)
+        assert (status, answer["reason"]) == (503, "no_replica") and headers["Retry-After"]
+    status, answer, headers = await stack.fetch("POST", "/v1/completions", json=body)
+    assert (status, answer["error"]["code"], headers["Retry-After"]) == (503, "no_replica", "2")
+    while not stack.gateway.state.verdict().ready:
+        await stack.driver.tell()
+    assert (await stack.fetch("GET", "/health/ready"))[0] == 200
+    for change, reason in (
+        ({"state": "unready", "reason": "executor away"}, "unready"),
+        ({"state": "ready", "stalled": 60.0}, "stalled"),
+    ):
+        await stack.driver.tell(**change)
+        await until(lambda wanted=reason: stack.gateway.state.verdict().reason == wanted)
+        status, answer, _ = await stack.fetch("GET", "/health/ready")
+        assert (status, answer["reason"]) == (503, reason)
+        assert answer["replicas"][0]["replica"] == "0"
+        assert (await stack.fetch("POST", "/v1/completions", json=body))[0] == 503
+        assert (await stack.fetch("GET", "/health/live"))[0] == 200
+    await stack.driver.tell(state="ready", stalled=0.0)
+    await until(lambda: stack.gateway.state.verdict().ready)
+    stack.driver.silent()
+    await until(lambda: stack.gateway.state.verdict().reason == "silent", 10)

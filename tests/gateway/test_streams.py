@@ -1,0 +1,175 @@
+"""Gaps, slow readers, lost entries and a Redis that goes away: a stream goes on from the journal, or says so."""
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+from pillion.contracts.entries import ChoiceRecord, Record, Request, StepOutput, TokenLogprob, Tokens, encode
+from pillion.gateway import generate
+from pillion.gateway.streams import CAPACITY, Inbox
+
+PATH = "/v1/chat/completions"
+STREAM: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1500, "stream": True, "return_token_ids": True,
+}  # fmt: skip
+
+
+def ids(events: list[Any]) -> list[int]:
+    return [token for e in events[:-1] for token in e["choices"][0].get("token_ids", ())]
+
+
+async def test_a_gap_is_filled_from_the_journal(start: Any, parse_sse: Any, caplog: Any) -> None:
+    stack = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    await stack.driver.publish(request.gateway, Tokens(request.id, 0, 0, (100,)))
+    for position in (1, 2):  # trimmed from `out` before the gateway came to read it
+        await stack.driver.journal(Tokens(request.id, 0, position, (100 + position,)))
+    await stack.driver.publish(request.gateway, Tokens(request.id, 0, 3, (103,), "length"))
+    assert ids(parse_sse((await answer)[1])) == [100, 101, 102, 103]
+    assert "reading the journal" in caplog.text
+
+
+async def test_a_gap_of_a_finished_request_is_filled_from_its_record(start: Any, parse_sse: Any) -> None:
+    stack = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    await stack.driver.record(Record(request.id, (ChoiceRecord((100, 101, 102), "length"),)))
+    output = StepOutput("0", 1, 9, (Tokens(request.id, 0, 2, (102,), "length"),))
+    await stack.driver.connection.call("XADD", stack.driver.keys.out(request.gateway), "*", "e", encode(output))
+    assert ids(parse_sse((await answer)[1])) == [100, 101, 102]
+
+
+async def test_two_histories_are_never_joined(start: Any, parse_sse: Any) -> None:
+    stack = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    await asyncio.sleep(0.3)
+    output = StepOutput("0", 1, 9, (Tokens(request.id, 0, 2, (102,), "length"),))
+    await stack.driver.connection.call("XADD", stack.driver.keys.out(request.gateway), "*", "e", encode(output))
+    frame, done = parse_sse((await answer)[1])
+    assert frame["error"]["code"] == "stream_gap" and done == "[DONE]"
+    assert (await stack.driver.cancel()).request == request.id
+
+
+async def test_items_that_come_again_are_dropped(start: Any, parse_sse: Any) -> None:
+    stack = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    for position, tokens in ((0, (100, 101)), (0, (100,)), (1, (101, 102)), (0, (100, 101, 102))):
+        await stack.driver.publish(request.gateway, Tokens(request.id, 0, position, tokens))
+    await stack.driver.publish(request.gateway, Tokens(request.id, 0, 2, (102, 103), "length"))
+    assert ids(parse_sse((await answer)[1])) == [100, 101, 102, 103]
+
+
+async def test_a_lost_end_is_found_in_the_record(start: Any, parse_sse: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(generate, "KEEPALIVE", 0.2)
+    stack = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    await stack.driver.publish(request.gateway, Tokens(request.id, 0, 0, (100,)))
+    await asyncio.sleep(0.5)
+    await stack.driver.record(Record(request.id, (ChoiceRecord((100, 101), "stop"),)))
+    text = (await answer)[1]
+    assert ids(parse_sse(text)) == [100, 101]
+    assert ": keepalive\n\n" in text
+
+
+async def test_a_slow_reader_holds_nobody_and_gets_all(start: Any, parse_sse: Any, until: Any) -> None:
+    stack = await start()
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", stack.gateway.port))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 12)
+    body = json.dumps(STREAM | {"logprobs": True, "top_logprobs": 20}).encode()
+    # HTTP/1.0: the body is not chunked and ends with the connection.
+    writer.write(b"POST %s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (PATH.encode(), len(body), body))
+    slow = await stack.driver.request()
+    quick = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    inbox = stack.gateway.state.calls[slow.id]._inbox
+    tokens = [100 + number % 7 for number in range(3000)]
+    logprob = TokenLogprob(-1.0, 1, tuple((200 + k, -2.0) for k in range(20)))
+    for position, token in enumerate(tokens):
+        final = "length" if position == len(tokens) - 1 else None
+        await stack.driver.publish(
+            slow.gateway, Tokens(slow.id, 0, position, (token,), final, logprobs=(logprob,))
+        )
+        if position % 200 == 0:
+            at = position // 200
+            await stack.driver.publish(
+                request.gateway, Tokens(request.id, 0, at, (100,), "length" if at == 14 else None)
+            )
+    assert (await quick)[0] == 200, "the other stream ended while the slow one was not read"
+    await until(lambda: inbox.lost)  # the condition: there was no room for all
+    received = await reader.read(-1)
+    writer.close()
+    assert ids(parse_sse(received.partition(b"\r\n\r\n")[2].decode())) == tokens
+
+
+async def test_a_full_inbox_says_that_it_lost_something() -> None:
+    inbox = Inbox("r")
+    for position in range(CAPACITY + 5):
+        inbox.put(Tokens("r", 0, position, (1,)), "0")
+    assert inbox.lost and len(await inbox.take(0.0)) == CAPACITY
+
+
+async def test_what_redis_lost_is_submitted_again_under_the_same_id(start: Any, monkeypatch: Any) -> None:
+    from pillion.gateway import outbox
+
+    monkeypatch.setattr(outbox, "PRESENCE", 0.4)
+    stack = await start()
+    waiting, heard = stack.post(PATH, STREAM), stack.post(PATH, STREAM)
+    first, second = await stack.driver.request(), await stack.driver.request()
+    await stack.driver.publish(second.gateway, Tokens(second.id, 0, 0, (100,)))
+    await asyncio.sleep(0.3)
+    await stack.driver.connection.call("FLUSHALL")
+    again: Request = await stack.driver.request()
+    assert again == first
+    assert not await stack.driver.submitted.read(count=1, block=0.3), "what has output is not run twice"
+    await stack.driver.play(again, [100])
+    await stack.driver.publish(second.gateway, Tokens(second.id, 0, 1, (), "length"))
+    assert (await waiting)[0] == (await heard)[0] == 200
+
+
+async def test_s40_redis_restarts_in_mid_stream(start: Any, valkey: Any, parse_sse: Any) -> None:
+    stack = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    await stack.driver.publish(request.gateway, Tokens(request.id, 0, 0, (100,)))
+    await asyncio.sleep(1.2)  # on disk by then
+    stack.driver.silent()
+    valkey.kill()
+    valkey.start()
+    item = Tokens(request.id, 0, 1, (101,), "length")
+    for _ in range(100):
+        try:
+            await stack.driver.publish(request.gateway, item)
+            break
+        except Exception:  # noqa: BLE001
+            await asyncio.sleep(0.1)
+    assert ids(parse_sse((await answer)[1])) == [100, 101]
+
+
+async def test_no_redis_no_request(start: Any, valkey: Any, monkeypatch: Any) -> None:
+    from pillion.gateway import outbox
+
+    monkeypatch.setattr(outbox, "SUBMIT_PATIENCE", 0.3)
+    stack = await start()
+    stack.driver.silent()
+    valkey.kill()
+    status, body, headers = await stack.fetch("POST", PATH, json=STREAM)
+    assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "bus_unavailable", "2")
+    valkey.start()
+
+
+async def test_a_request_that_takes_too_long_is_ended(start: Any, parse_sse: Any) -> None:
+    stack = await start(request_timeout=0.6)
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    assert request.deadline is not None and 0.5 < request.deadline - request.arrival < 0.7
+    frame, done = parse_sse((await answer)[1])
+    assert (frame["error"]["code"], done) == ("request_timeout", "[DONE]")
+    assert (await stack.driver.cancel()).request == request.id

@@ -76,6 +76,7 @@ class Client:
 @asynccontextmanager
 async def client(url: str) -> AsyncIterator[Client]:
     connection = Connection(url, "test")
+    await connection.call("SET", KEYS.lease("gateway:g"), 1)  # the gateway lives
     try:
         yield Client(connection)
     finally:

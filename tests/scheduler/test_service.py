@@ -126,6 +126,29 @@ async def test_a_cancel_ends_a_running_and_a_waiting_request(valkey, stack):
                 await asyncio.sleep(0.05)
 
 
+async def test_what_a_dead_gateway_asked_for_is_given_up(valkey, stack):
+    """S6: its word ends, and slot and blocks come back."""
+    stack.start("scheduler")
+    async with client(valkey.url) as one:
+        await one.ready()
+        await one.send(
+            request("lives", output=900), *(request(f"d{n}", output=980, n=8, gateway="dead") for n in range(8))
+        )
+        await one.connection.call("SET", KEYS.lease("gateway:dead"), 1, "PX", 300)
+        async with asyncio.timeout(60):
+            while (await one.ready()).waiting < 30:
+                await asyncio.sleep(0.01)
+            while (await one.left())[0] > 1:
+                await asyncio.sleep(0.05)
+        assert "gateway dead is gone, 8 of its requests are given up" in stack.log("scheduler")
+        for index in range(8):
+            record = await read_record(one.connection, KEYS, f"d{index}")
+            assert record is not None
+            assert record.choices[7].finish == "cancelled"
+            assert any(len(choice.tokens) < 980 for choice in record.choices)
+        await one.until(lambda: one.finish("lives") == "length")
+
+
 async def test_what_cannot_be_read_or_never_fits_is_set_aside(valkey, stack):
     stack.start("scheduler")
     async with client(valkey.url) as one:

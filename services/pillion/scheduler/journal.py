@@ -98,6 +98,13 @@ class Ledger:
             request=request, choices=tuple(choices.get(index, _Choice()).record() for index in range(size))
         )
 
+    def by_gateway(self) -> dict[str, list[str]]:
+        """Opened requests by the gateway that waits for them."""
+        requests: dict[str, list[str]] = {}
+        for name, opened in self._opened.items():
+            requests.setdefault(opened.request.gateway, []).append(name)
+        return requests
+
     def oldest(self) -> str | None:
         """The journal may be trimmed up to here; None where nothing is opened."""
         return min((opened.since for opened in self._opened.values()), key=entry_key, default=None)

@@ -15,6 +15,7 @@ from pillion.config import Config
 from pillion.contracts.entries import Cancel, Facts, Heartbeat, decode
 from pillion.scheduler.beat import Beat
 from pillion.scheduler.core import Core
+from pillion.scheduler.gateways import Gateways
 from pillion.scheduler.intake import Intake
 from pillion.scheduler.journal import Ledger, Opened
 from pillion.scheduler.link import Link
@@ -75,6 +76,9 @@ class Service:
         )
         group = Group(read, self.keys.run(replica), GROUP, ids.process_id())
         self.intake = Intake(read, group, self.keys, replica, self.ledger, self._accept, self._set_aside)
+        self.gateways = Gateways(
+            beat, self.keys, self.ledger, lambda request: self.mailbox.put_control(Cancelled(request))
+        )
         self._cancels = Tail(cancel, self.keys.cancel)
         self._facts: Facts | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -248,6 +252,7 @@ async def run(config: Config) -> int:
             tasks.create_task(service.read_cancels())
             tasks.create_task(service.read_entries())
             tasks.create_task(service.beat.run())
+            tasks.create_task(service.gateways.run())
 
     async def led() -> None:
         try:

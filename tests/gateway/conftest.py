@@ -28,9 +28,19 @@ from pillion.gateway.model import Model, load_model
 from pillion.gateway.service import Gateway
 
 FACTS = Facts(
-    model="demo", fingerprint="fp", max_model_len=2048, vocab_size=49152, end_tokens=(2,), block_size=16,
-    num_blocks=513, max_num_seqs=64, max_step_tokens=512, tile=16, dtype="float32", backend="torch",
-)  # fmt: skip
+    model="demo",
+    fingerprint="fp",
+    max_model_len=2048,
+    vocab_size=49152,
+    end_tokens=(2,),
+    block_size=16,
+    num_blocks=513,
+    max_num_seqs=64,
+    max_step_tokens=512,
+    tile=16,
+    dtype="float32",
+    backend="torch",
+)
 
 
 class Driver:
@@ -99,17 +109,28 @@ class Driver:
         await self.connection.call("SET", self.keys.record(record.request), encode(record))
 
     async def play(
-        self, request: Request, tokens: list[int], choice: int = 0, size: int = 1, finish: str | None = "length",
-        logprobs: Callable[[int], Any] | None = None, **last: Any,
-    ) -> None:  # fmt: skip
+        self,
+        request: Request,
+        tokens: list[int],
+        choice: int = 0,
+        size: int = 1,
+        finish: str | None = "length",
+        logprobs: Callable[[int], Any] | None = None,
+        **last: Any,
+    ) -> None:
         """Publishes `tokens` in portions of `size`."""
         for start in range(0, len(tokens), size):
             portion = tuple(tokens[start : start + size])
             end = start + size >= len(tokens)
             item = Tokens(
-                request.id, choice, start, portion, finish if end else None,
-                logprobs=tuple(map(logprobs, portion)) if logprobs else None, **(last if end else {}),
-            )  # fmt: skip
+                request.id,
+                choice,
+                start,
+                portion,
+                finish if end else None,
+                logprobs=tuple(map(logprobs, portion)) if logprobs else None,
+                **(last if end else {}),
+            )
             await self.publish(request.gateway, item)
 
     async def close(self) -> None:
@@ -117,6 +138,12 @@ class Driver:
             self._beating.cancel()
         for connection in (self.connection, self.blocking, self.cancelling):
             await connection.close()
+
+
+@pytest.fixture
+def driver_of() -> Callable[[str, str], Driver]:
+    """`driver_of(url, stack)`: the back side of a stack whose gateway runs elsewhere."""
+    return Driver
 
 
 class Stack:

@@ -20,8 +20,14 @@ def events(spec: Output, head: Head, pieces: Any, *fed: Tokens) -> list[Any]:
 def frame(kind: str, choices: list[Any], **more: Any) -> dict[str, Any]:
     prefix = "chatcmpl-r" if kind.startswith("chat") else "cmpl-r"
     return {
-        "id": prefix, "object": kind, "created": 7, "model": "m", "system_fingerprint": "fp", "choices": choices, **more,
-    }  # fmt: skip
+        "id": prefix,
+        "object": kind,
+        "created": 7,
+        "model": "m",
+        "system_fingerprint": "fp",
+        "choices": choices,
+        **more,
+    }
 
 
 def chat(delta: dict[str, Any], finish: str | None = None, index: int = 0, **more: Any) -> dict[str, Any]:
@@ -62,7 +68,13 @@ def test_a_completion(demo_model: Any) -> None:
 def test_a_chat_with_all_that_can_be_told(demo_model: Any) -> None:
     hi, there = demo_model.tokenizer.encode("Hi there", add_special=False)
     spec = Output(
-        "chat", stream=True, logprobs=1, token_ids=True, include_usage=True, continuous_usage=True, stop=(" there",)
+        "chat",
+        stream=True,
+        logprobs=1,
+        token_ids=True,
+        include_usage=True,
+        continuous_usage=True,
+        stop=(" there",),
     )
     fed = (
         Tokens("r", 0, 0, (hi,), cached=2, logprobs=(TokenLogprob(-0.5, 1, ((hi, -0.5),)),)),
@@ -72,9 +84,11 @@ def test_a_chat_with_all_that_can_be_told(demo_model: Any) -> None:
 
     def usage(output: int) -> dict[str, Any]:
         return {
-            "prompt_tokens": 3, "completion_tokens": output, "total_tokens": 3 + output,
+            "prompt_tokens": 3,
+            "completion_tokens": output,
+            "total_tokens": 3 + output,
             "prompt_tokens_details": {"cached_tokens": 2},
-        }  # fmt: skip
+        }
 
     def named(name: str, value: float) -> dict[str, Any]:
         return {"token": name, "logprob": value, "bytes": list(name.encode())}
@@ -83,10 +97,15 @@ def test_a_chat_with_all_that_can_be_told(demo_model: Any) -> None:
     second = {"content": [named(" there", -9999.0) | {"top_logprobs": [named("Hi", -0.25)]}], "refusal": None}
     assert events(spec, HEAD, demo_model.tokenizer, *fed) == [
         frame(
-            kind, [chat({"role": "assistant", "content": ""}, token_ids=[])], usage=usage(1), prompt_token_ids=(1, 2, 3)
+            kind,
+            [chat({"role": "assistant", "content": ""}, token_ids=[])],
+            usage=usage(1),
+            prompt_token_ids=(1, 2, 3),
         ),
         frame(kind, [chat({"content": "Hi"}, token_ids=[hi], logprobs=first)], usage=usage(1)),
-        frame(kind, [chat({}, "stop", token_ids=[there], logprobs=second, stop_reason=" there")], usage=usage(2)),
+        frame(
+            kind, [chat({}, "stop", token_ids=[there], logprobs=second, stop_reason=" there")], usage=usage(2)
+        ),
         frame(kind, [], usage=usage(2)),
     ]
 
@@ -97,12 +116,17 @@ def test_a_completion_with_all_that_can_be_told(demo_model: Any) -> None:
     item = Tokens("r", 0, 0, (hi,), "length", logprobs=(TokenLogprob(-0.5, 2, ((9, -0.25),)),))
     kind = "text_completion"
     logprobs = {
-        "tokens": ["Hi"], "token_logprobs": [-0.5],
-        "top_logprobs": [{demo_model.tokenizer.token(9): -0.25, "Hi": -0.5}], "text_offset": [0],
-    }  # fmt: skip
+        "tokens": ["Hi"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{demo_model.tokenizer.token(9): -0.25, "Hi": -0.5}],
+        "text_offset": [0],
+    }
     usage = {
-        "prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4, "prompt_tokens_details": {"cached_tokens": 0},
-    }  # fmt: skip
+        "prompt_tokens": 3,
+        "completion_tokens": 1,
+        "total_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert events(spec, HEAD, demo_model.tokenizer, item) == [
         frame(kind, [text("Hi", logprobs=logprobs, token_ids=[hi], prompt_token_ids=(1, 2, 3))], usage=None),
         frame(kind, [text("", "length", token_ids=[])], usage=None),
@@ -125,8 +149,11 @@ def test_choices_of_several_prompts_stream_on_their_own(demo_model: Any) -> None
 def test_the_whole_forms(demo_model: Any) -> None:
     (hi,) = demo_model.tokenizer.encode("Hi", add_special=False)
     usage = {
-        "prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4, "prompt_tokens_details": {"cached_tokens": 0},
-    }  # fmt: skip
+        "prompt_tokens": 3,
+        "completion_tokens": 1,
+        "total_tokens": 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     item = Tokens("r", 0, 0, (hi,), "length")
     answer = Answer(Output("chat"), HEAD, demo_model.tokenizer)
     answer.feed(item)
@@ -134,12 +161,15 @@ def test_the_whole_forms(demo_model: Any) -> None:
         "chat.completion",
         [
             {
-                "index": 0, "message": {"role": "assistant", "content": "Hi", "refusal": None}, "logprobs": None,
-                "finish_reason": "length", "stop_reason": None,
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hi", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
             }
         ],
         usage=usage,
-    )  # fmt: skip
+    )
     answer = Answer(Output("completion"), HEAD, demo_model.tokenizer)
     answer.feed(item)
     assert answer.whole() == frame(

@@ -14,17 +14,26 @@ async def test_slashes_do_not_matter(start: Any, path: str) -> None:
     status, body, headers = await stack.fetch("GET", path)
     assert status == 200 and len(headers["x-request-id"]) == 32
     (model,) = body["data"]
-    assert (body["object"], model["id"], model["object"], model["max_model_len"]) == ("list", "demo", "model", 2048)
+    assert (body["object"], model["id"], model["object"], model["max_model_len"]) == (
+        "list",
+        "demo",
+        "model",
+        2048,
+    )
     assert (await stack.fetch("GET", "/v1/models/demo"))[1] == model
 
 
 async def test_what_is_not_there(start: Any) -> None:
     stack = await start()
     for method, path, status, code in (
-        ("GET", "/", 404, "not_found"), ("GET", "/v2/x", 404, "not_found"), ("POST", "/v1/embeddings", 404, "not_found"),
-        ("GET", "/v1/chat/completions", 405, "method_not_allowed"), ("POST", "/v1/models", 405, "method_not_allowed"),
-        ("GET", "/v1/models/other", 404, "model_not_found"), ("PUT", "/v1/models", 405, "method_not_allowed"),
-    ):  # fmt: skip
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v2/x", 404, "not_found"),
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/models/other", 404, "model_not_found"),
+        ("PUT", "/v1/models", 405, "method_not_allowed"),
+    ):
         got, body, _ = await stack.fetch(method, path)
         assert (got, body["error"]["code"]) == (status, code), path
         assert set(body["error"]) == {"message", "type", "param", "code"}
@@ -34,7 +43,13 @@ async def test_what_is_not_there(start: Any) -> None:
 
 async def test_keys(start: Any) -> None:
     stack = await start(api_key=("one", "two"))
-    for header, status in ((None, 401), ("Bearer three", 401), ("Basic one", 401), ("Bearer ", 401), ("bearer two", 200)):
+    for header, status in (
+        (None, 401),
+        ("Bearer three", 401),
+        ("Basic one", 401),
+        ("Bearer ", 401),
+        ("bearer two", 200),
+    ):
         headers = {"Authorization": header} if header else {}
         for path in ("/v1/models", "//v1/models"):
             got, body, sent = await stack.fetch("GET", path, headers=headers)
@@ -70,11 +85,16 @@ async def test_tokenize_and_back(start: Any) -> None:
     tokens = (await stack.fetch("POST", "/tokenize", json=chat))[1]["tokens"]
     text = (await stack.fetch("POST", "/detokenize", json={"tokens": tokens}))[1]["prompt"]
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    closed = (await stack.fetch("POST", "/tokenize", json=chat | {"add_generation_prompt": False}))[1]["tokens"]
+    closed = (await stack.fetch("POST", "/tokenize", json=chat | {"add_generation_prompt": False}))[1][
+        "tokens"
+    ]
     assert closed == tokens[: len(closed)] and len(closed) < len(tokens)
     for body, param in (
-        ({}, "prompt"), ({"prompt": "x", **chat}, "prompt"), ({"prompt": 5}, "prompt"), ({"messages": []}, "messages"),
-    ):  # fmt: skip
+        ({}, "prompt"),
+        ({"prompt": "x", **chat}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"messages": []}, "messages"),
+    ):
         status, answer, _ = await stack.fetch("POST", "/tokenize", json=body)
         assert (status, answer["error"]["param"]) == (400, param)
     status, answer, _ = await stack.fetch("POST", "/detokenize", json={"tokens": [49152]})
@@ -85,25 +105,45 @@ async def test_control_tokens_in_users_text_are_text(start: Any) -> None:
     stack = await start()
     chat = {"messages": [{"role": "user", "content": "<|im_end|>"}]}
     tokens = (await stack.fetch("POST", "/tokenize", json=chat))[1]["tokens"]
-    plain = (await stack.fetch("POST", "/tokenize", json={"messages": [{"role": "user", "content": "x"}]}))[1]["tokens"]
+    plain = (await stack.fetch("POST", "/tokenize", json={"messages": [{"role": "user", "content": "x"}]}))[
+        1
+    ]["tokens"]
     assert tokens.count(2) == plain.count(2)
 
 
 async def test_requests_carry_what_was_asked(start: Any) -> None:
     stack = await start()
     asked = {
-        "prompt": [[1, 2], [3]], "n": 2, "max_completion_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7,
-        "min_p": 0.1, "frequency_penalty": 1, "presence_penalty": -1, "repetition_penalty": 1.2, "seed": -1,
-        "logit_bias": {"5": 2}, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [6], "logprobs": 3,
-        "priority": -3, "cache_salt": "s",
-    }  # fmt: skip
+        "prompt": [[1, 2], [3]],
+        "n": 2,
+        "max_completion_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "min_p": 0.1,
+        "frequency_penalty": 1,
+        "presence_penalty": -1,
+        "repetition_penalty": 1.2,
+        "seed": -1,
+        "logit_bias": {"5": 2},
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": [6],
+        "logprobs": 3,
+        "priority": -3,
+        "cache_salt": "s",
+    }
     answer = stack.post("/v1/completions", asked)
     request = await stack.driver.request()
     sampling = request.sampling
     assert (request.prompts, request.n, request.max_tokens) == (((1, 2), (3,)), 2, 9)
     assert (request.priority, request.cache_salt, request.model, request.tenant) == (-3, "s", "demo", "")
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 7, 0.1)
-    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.2)
+    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (
+        1.0,
+        -1.0,
+        1.2,
+    )
     assert (sampling.logit_bias, sampling.min_tokens, sampling.ignore_eos) == ({5: 2.0}, 2, True)
     assert (sampling.stop_token_ids, sampling.logprobs, sampling.seed) == ((6,), 3, (1 << 63) - 1)
     for choice in range(4):
@@ -123,9 +163,16 @@ async def test_requests_carry_what_was_asked(start: Any) -> None:
 async def test_the_last_message_is_continued(start: Any) -> None:
     stack = await start()
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]
-    asked = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True, "max_tokens": 1}
+    asked = {
+        "messages": messages,
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "max_tokens": 1,
+    }
     answer = stack.post("/v1/chat/completions", asked)
     request = await stack.driver.request()
-    assert stack.tokenizer.decode(request.prompts[0], skip_special=False).endswith("<|im_start|>assistant\nWell,")
+    assert stack.tokenizer.decode(request.prompts[0], skip_special=False).endswith(
+        "<|im_start|>assistant\nWell,"
+    )
     await stack.driver.play(request, [100])
     assert (await answer)[0] == 200

@@ -32,7 +32,10 @@ NOT_TEXT = [1, True, [], {}, 1.5, ""]
 # name: (values that are taken, values that are not)
 ACTED: dict[str, tuple[list[Any], list[Any]]] = {
     "model": (["demo"], NOT_TEXT),
-    "messages": ([[{"role": "user", "content": "x"}]], [[], {}, "x", [1], [{}], [{"role": "x", "content": ""}]]),
+    "messages": (
+        [[{"role": "user", "content": "x"}]],
+        [[], {}, "x", [1], [{}], [{"role": "x", "content": ""}]],
+    ),
     "prompt": (["x"], [1, True, {}, 1.5]),
     "tokens": ([[], [5]], ["x", [True], [-1], [1 << 40], [1.0], ["a"]]),
     "add_generation_prompt": ([True, False], NOT_BOOL),
@@ -163,8 +166,13 @@ def test_unknown_fields_are_refused_and_the_nearest_is_named(form: Form) -> None
 
 @pytest.mark.parametrize(
     ("wrong", "right"),
-    [("max_new_tokens", "max_tokens"), ("maxTokens", "max_tokens"), ("topP", "top_p"), ("stop_tokens", "stop_token_ids")],
-)  # fmt: skip
+    [
+        ("max_new_tokens", "max_tokens"),
+        ("maxTokens", "max_tokens"),
+        ("topP", "top_p"),
+        ("stop_tokens", "stop_token_ids"),
+    ],
+)
 def test_names_from_elsewhere(wrong: str, right: str) -> None:
     with pytest.raises(ApiError, match=right):
         forms.completion({"prompt": "x", wrong: 1})
@@ -208,12 +216,27 @@ def test_what_spans_fields() -> None:
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
-        ("", "prompt"), ([], "prompt"), ([""], "prompt"), ([[]], "prompt"), (["a", ""], "prompt"), ([[1], []], "prompt"),
-        (["a", 1], "prompt"), ([1, "a"], "prompt"), ([[1], "a"], "prompt"), ([True], "prompt"), ([1, True], "prompt"),
-        ([[True]], "prompt"), ([-1], "prompt"), ([1 << 40], "prompt"), ([1.0], "prompt"), ({}, "prompt"), (1, "prompt"),
-        ([None], "prompt"), (None, "prompt"),
+        ("", "prompt"),
+        ([], "prompt"),
+        ([""], "prompt"),
+        ([[]], "prompt"),
+        (["a", ""], "prompt"),
+        ([[1], []], "prompt"),
+        (["a", 1], "prompt"),
+        ([1, "a"], "prompt"),
+        ([[1], "a"], "prompt"),
+        ([True], "prompt"),
+        ([1, True], "prompt"),
+        ([[True]], "prompt"),
+        ([-1], "prompt"),
+        ([1 << 40], "prompt"),
+        ([1.0], "prompt"),
+        ({}, "prompt"),
+        (1, "prompt"),
+        ([None], "prompt"),
+        (None, "prompt"),
     ],
-)  # fmt: skip
+)
 def test_prompts_that_are_none(prompt: Any, param: str) -> None:
     with pytest.raises(ApiError) as refusal:
         forms.completion({"prompt": prompt})
@@ -237,17 +260,22 @@ def test_unknown_keys_in_messages_are_ignored_and_counted() -> None:
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
-        ([{"content": "x"}], "messages[0].role"), ([{"role": "robot", "content": "x"}], "messages[0].role"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "robot", "content": "x"}], "messages[0].role"),
         ([{"role": ["user"], "content": "x"}], "messages[0].role"),
-        ([{"role": "user"}], "messages[0].content"), ([{"role": "user", "content": 5}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "messages[0].content[0].type",
+        ),
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "x"}, 5], "messages[1]"),
         ([{"role": "assistant", "content": "x", "tool_calls": [5]}], "messages[0].tool_calls[0]"),
         ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
     ],
-)  # fmt: skip
+)
 def test_messages_that_are_none(messages: Any, param: str) -> None:
     with pytest.raises(ApiError) as refusal:
         forms.chat({"messages": messages})
@@ -263,13 +291,21 @@ def test_text_parts_are_joined() -> None:
 @pytest.mark.parametrize(
     ("raw", "param"),
     [
-        (b"", None), (b"{", None), (b"[1]", None), (b"null", None), (b'"x"', None), (b"\xff\xfe{}", None),
-        (b'{"a": "\xff"}', None), (b"[" * 200_000, None), (b'{"n": ' + b"1" * 5000 + b"}", None),
-        (b'{"stop": "\\ud800"}', "stop"), (b'{"messages": [{"content": "a\\udfffb"}]}', "messages[0].content"),
+        (b"", None),
+        (b"{", None),
+        (b"[1]", None),
+        (b"null", None),
+        (b'"x"', None),
+        (b"\xff\xfe{}", None),
+        (b'{"a": "\xff"}', None),
+        (b"[" * 200_000, None),
+        (b'{"n": ' + b"1" * 5000 + b"}", None),
+        (b'{"stop": "\\ud800"}', "stop"),
+        (b'{"messages": [{"content": "a\\udfffb"}]}', "messages[0].content"),
         (b'{"tools": [{"function": {"name": "\\uDBFF"}}]}', "tools[0].function.name"),
         (b'{"metadata": {"\\ud800": 1}}', "metadata"),
     ],
-)  # fmt: skip
+)
 def test_bodies_that_are_none(raw: bytes, param: str | None) -> None:
     with pytest.raises(ApiError) as refusal:
         body.parse(raw)

@@ -1,5 +1,6 @@
 """The output stage: the same text, entries and end, whatever the portions in which tokens come."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ HEAD = Head("r", 1, "m", None, ((1, 2, 3),))
 TEXTS = st.one_of(
     st.text(max_size=40),
     st.text("ab 한국어日本語🙂👩‍👩‍👧é\n", max_size=40),
-    st.lists(st.sampled_from(["STOP", "ST", "🙂", " the", "한", "漢字", "O", "P\n"]), max_size=15).map("".join),
+    st.lists(st.sampled_from(["STOP", "ST", "🙂", " the", "한", "漢字", "O", "P\n"]), max_size=15).map(
+        "".join
+    ),
 )
 EOS = 2
 
@@ -25,13 +28,24 @@ def logprob(token: int) -> TokenLogprob:
     return TokenLogprob(-token / 1000, 1, ((token, -token / 1000), (token + 1, -9.0)))
 
 
-def items(tokens: list[int], cuts: list[int], finish: str = "length", stop: int | None = None) -> list[Tokens]:
+def items(
+    tokens: list[int], cuts: list[int], finish: str = "length", stop: int | None = None
+) -> list[Tokens]:
     borders = sorted({0, *(cut for cut in cuts if cut < len(tokens)), len(tokens)})
     result = []
-    for a, b in zip(borders, borders[1:], strict=False):
+    for a, b in pairwise(borders):
         part, last = tuple(tokens[a:b]), b == len(tokens)
         result.append(
-            Tokens("r", 0, a, part, finish if last else None, stop if last else None, 7, tuple(map(logprob, part)))
+            Tokens(
+                "r",
+                0,
+                a,
+                part,
+                finish if last else None,
+                stop if last else None,
+                7,
+                tuple(map(logprob, part)),
+            )
         )
     return result or [Tokens("r", 0, 0, (), finish)]
 
@@ -77,22 +91,38 @@ def whole(spec: Output, head: Head, pieces: Any, fed: list[Tokens]) -> dict[str,
 
 @settings(deadline=None, max_examples=150)
 @given(
-    text=TEXTS, cuts=st.lists(st.integers(0, 80), max_size=12), drop=st.integers(0, 2),
+    text=TEXTS,
+    cuts=st.lists(st.integers(0, 80), max_size=12),
+    drop=st.integers(0, 2),
     stop=st.lists(st.sampled_from(["STOP", "STO", "🙂", "한국", "OP", "\n"]), max_size=3, unique=True),
-    include=st.booleans(), form=st.sampled_from(["chat", "completion"]), min_tokens=st.integers(0, 5), echo=st.booleans(),
-)  # fmt: skip
+    include=st.booleans(),
+    form=st.sampled_from(["chat", "completion"]),
+    min_tokens=st.integers(0, 5),
+    echo=st.booleans(),
+)
 def test_stream_and_whole_agree_whatever_the_portions(
-    demo_model: Any, text: str, cuts: list[int], drop: int, stop: list[str], include: bool, form: Any,
-    min_tokens: int, echo: bool,
-) -> None:  # fmt: skip
+    demo_model: Any,
+    text: str,
+    cuts: list[int],
+    drop: int,
+    stop: list[str],
+    include: bool,
+    form: Any,
+    min_tokens: int,
+    echo: bool,
+) -> None:
     pieces = demo_model.tokenizer
     tokens = pieces.encode(text, add_special=False)
     tokens = tokens[: max(0, len(tokens) - drop)]  # a tail that ends inside a character
     head = Head("r", 1, "m", None, ((1, 2, 3),), ("echo🙂",) if echo and form == "completion" else ())
     fields = {
-        "form": form, "stop": tuple(stop), "include_stop": include, "min_tokens": min_tokens, "logprobs": 1,
+        "form": form,
+        "stop": tuple(stop),
+        "include_stop": include,
+        "min_tokens": min_tokens,
+        "logprobs": 1,
         "token_ids": True,
-    }  # fmt: skip
+    }
     spec, streaming = Output(**fields), Output(**fields, stream=True)
     reference = whole(spec, head, pieces, items(tokens, list(range(len(tokens)))))
     portions = items(tokens, cuts)
@@ -143,7 +173,10 @@ def test_a_stop_id_is_named(demo_model: Any) -> None:
 def test_special_tokens_are_shown_on_request(demo_model: Any) -> None:
     tokens = [1, *demo_model.tokenizer.encode("x", add_special=False)]
     for skip, text in ((True, "x"), (False, "<|im_start|>x")):
-        assert whole(Output("chat", skip_special=skip), HEAD, demo_model.tokenizer, items(tokens, []))["text"] == text
+        assert (
+            whole(Output("chat", skip_special=skip), HEAD, demo_model.tokenizer, items(tokens, []))["text"]
+            == text
+        )
 
 
 def test_a_stop_string_ends_the_choice_here_and_only_then(demo_model: Any) -> None:
@@ -168,7 +201,9 @@ def test_a_gap_is_told_and_can_be_filled(demo_model: Any) -> None:
     assert answer.whole()["choices"][0]["message"]["content"] == "one two three four"
 
 
-@pytest.mark.parametrize(("finish", "status", "code"), [("error", 500, "generation_failed"), ("cancelled", 503, "cancelled")])
+@pytest.mark.parametrize(
+    ("finish", "status", "code"), [("error", 500, "generation_failed"), ("cancelled", 503, "cancelled")]
+)
 def test_a_choice_that_failed_fails_the_answer(demo_model: Any, finish: str, status: int, code: str) -> None:
     answer = Answer(Output("chat"), HEAD, demo_model.tokenizer)
     with pytest.raises(ApiError) as error:

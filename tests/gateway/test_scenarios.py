@@ -57,7 +57,10 @@ async def test_s1_a_whole_answer_that_is_not_waited_for_is_cancelled(start: Any,
 
 async def test_s2_s3_a_clients_id_is_one_live_requests(start: Any, until: Any) -> None:
     stack = await start()
-    for named in ({"json": CHAT | {"request_id": "mine"}}, {"json": CHAT, "headers": {"X-Request-Id": "mine"}}):
+    for named in (
+        {"json": CHAT | {"request_id": "mine"}},
+        {"json": CHAT, "headers": {"X-Request-Id": "mine"}},
+    ):
         first = asyncio.create_task(stack.fetch("POST", PATH, **named))
         one = await stack.driver.request()
         status, body, headers = await stack.fetch("POST", PATH, **named)
@@ -102,7 +105,12 @@ async def test_s5_cancel_by_the_id_of_the_headers_before_any_token(start: Any, p
 
 async def test_s13_prompts_at_the_limit(start: Any) -> None:
     stack = await start()
-    for length, asked, status in ((2047, {}, 200), (2048, {}, 400), (2049, {}, 400), (2047, {"max_tokens": 2}, 400)):
+    for length, asked, status in (
+        (2047, {}, 200),
+        (2048, {}, 400),
+        (2049, {}, 400),
+        (2047, {"max_tokens": 2}, 400),
+    ):
         body = {"prompt": [100] * length, "max_tokens": 1} | asked
         answer = stack.post("/v1/completions", body)
         if status == 200:
@@ -117,9 +125,12 @@ async def test_s13_prompts_at_the_limit(start: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "last", "others"), [(None, False, ()), ({}, False, ()), ({"include_usage": True}, True, (None,))]
+    ("options", "last", "others"),
+    [(None, False, ()), ({}, False, ()), ({"include_usage": True}, True, (None,))],
 )
-async def test_s23_only_asked_for_usage_comes(start: Any, parse_sse: Any, options: Any, last: bool, others: Any) -> None:
+async def test_s23_only_asked_for_usage_comes(
+    start: Any, parse_sse: Any, options: Any, last: bool, others: Any
+) -> None:
     stack = await start()
     answer = stack.post(PATH, STREAM | {"stream_options": options})
     await stack.driver.play(await stack.driver.request(), [100, 101])
@@ -140,7 +151,9 @@ async def test_s24_an_error_in_a_stream_is_followed_by_done(start: Any, parse_ss
         await asyncio.sleep(0.3)  # the headers have gone out
         for position, token in enumerate(before):
             await stack.driver.publish(request.gateway, Tokens(request.id, 0, position, (token,)))
-        await stack.driver.publish(request.gateway, Tokens(request.id, 0, len(before), (), "error", error="boom"))
+        await stack.driver.publish(
+            request.gateway, Tokens(request.id, 0, len(before), (), "error", error="boom")
+        )
         status, text, _ = await answer
         *events, frame, done = parse_sse(text)
         assert (status, done) == (200, "[DONE]")
@@ -171,11 +184,18 @@ async def test_refusals_map_to_http(start: Any, stream: bool) -> None:
     await stack.driver.publish(request.gateway, refusals=(refusal,))
     status, body, headers = await answer
     assert (status, headers["Retry-After"], headers["x-request-id"]) == (429, "3", request.id)
-    assert body["error"] == {"message": "full", "type": "rate_limit_error", "param": None, "code": "queue_full"}
+    assert body["error"] == {
+        "message": "full",
+        "type": "rate_limit_error",
+        "param": None,
+        "code": "queue_full",
+    }
     assert not stack.gateway.state.calls
 
 
-async def test_s26_a_stop_string_over_token_borders_ends_the_choice_at_the_scheduler(start: Any, parse_sse: Any) -> None:
+async def test_s26_a_stop_string_over_token_borders_ends_the_choice_at_the_scheduler(
+    start: Any, parse_sse: Any
+) -> None:
     stack = await start()
     tokens = stack.tokenizer.encode("one two three", add_special=False)
     assert len(tokens) == 3
@@ -216,11 +236,15 @@ async def test_s27_one_entry_per_token_also_of_several_at_once(start: Any) -> No
     assert logprobs["text_offset"][0] == 3
 
 
-async def test_s28_s49_choices_end_on_their_own_and_leaving_ends_all(start: Any, until: Any, parse_sse: Any) -> None:
+async def test_s28_s49_choices_end_on_their_own_and_leaving_ends_all(
+    start: Any, until: Any, parse_sse: Any
+) -> None:
     stack = await start()
     answer = stack.post(PATH, STREAM | {"n": 4, "seed": 5})
     request = await stack.driver.request()
-    assert (request.n, request.sampling.seed) == (4, 5), "one request with one seed: the choice is in the draw"
+    assert (request.n, request.sampling.seed) == (4, 5), (
+        "one request with one seed: the choice is in the draw"
+    )
     for choice in (2, 0, 3, 1):
         await stack.driver.play(request, [100 + choice] * (choice + 1), choice)
     *events, done = parse_sse((await answer)[1])
@@ -267,11 +291,19 @@ async def test_s29_a_template_that_raises(start: Any, demo_model: Any) -> None:
     from pillion.gateway.model import Model
     from pillion.gateway.templates import ChatTemplate
 
-    for source in ("{{ raise_exception('roles must alternate') }}", "{{ messages[5].content.x }}", "{{ 1 / 0 }}"):
+    for source in (
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[5].content.x }}",
+        "{{ 1 / 0 }}",
+    ):
         template = ChatTemplate({"default": source}, demo_model.tokenizer.special, demo_model.tokenizer.guard)
         stack = await start(model=Model("demo", demo_model.tokenizer, template, demo_model.defaults))
         status, body, _ = await stack.fetch("POST", PATH, json=CHAT)
-        assert (status, body["error"]["code"], body["error"]["param"]) == (400, "chat_template_failed", "messages")
+        assert (status, body["error"]["code"], body["error"]["param"]) == (
+            400,
+            "chat_template_failed",
+            "messages",
+        )
 
 
 async def test_s34_counters_reconcile(start: Any, until: Any) -> None:
@@ -295,7 +327,9 @@ async def test_s34_counters_reconcile(start: Any, until: Any) -> None:
     await asyncio.gather(*running)
     assert counts(stack) == {"started": 8, "finished": 4, "failed": 2, "aborted": 2, "running": 0}
     status, text, _ = await stack.fetch("GET", "/metrics")
-    assert status == 200 and 'pillion_requests_total{outcome="finished"} 4.0' in text and "_created" not in text
+    assert (
+        status == 200 and 'pillion_requests_total{outcome="finished"} 4.0' in text and "_created" not in text
+    )
 
 
 async def test_openais_client(start: Any) -> None:
@@ -304,16 +338,24 @@ async def test_openais_client(start: Any) -> None:
     tokens = stack.tokenizer.encode("Hi there", add_special=False)
 
     async def play() -> None:
-        await stack.driver.play(await stack.driver.request(), tokens, logprobs=lambda t: TokenLogprob(-1.0, 1))
+        await stack.driver.play(
+            await stack.driver.request(), tokens, logprobs=lambda t: TokenLogprob(-1.0, 1)
+        )
 
     player = asyncio.create_task(play())
     stream = await client.chat.completions.create(
-        model="demo", messages=CHAT["messages"], stream=True, stream_options={"include_usage": True}, logprobs=True
+        model="demo",
+        messages=CHAT["messages"],
+        stream=True,
+        stream_options={"include_usage": True},
+        logprobs=True,
     )
     chunks = [chunk async for chunk in stream]
     await player
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Hi there"
-    assert chunks[-1].usage.completion_tokens == 2 and chunks[-1].usage.prompt_tokens_details.cached_tokens == 0
+    assert (
+        chunks[-1].usage.completion_tokens == 2 and chunks[-1].usage.prompt_tokens_details.cached_tokens == 0
+    )
     assert chunks[1].choices[0].logprobs.content[0].token == "Hi"
     player = asyncio.create_task(play())
     answer = await client.completions.create(model="demo", prompt="x", max_tokens=2, logprobs=0)

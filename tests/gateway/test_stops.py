@@ -1,5 +1,7 @@
 """Stop strings, whatever the portions of the text."""
 
+from itertools import pairwise
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,7 +20,7 @@ def run(parts: list[str], stops: list[str], include: bool = False) -> tuple[str,
 
 
 def described(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The description: the first character at which any stop string is whole ends the text; of several the longest."""
+    """The description: the first character at which a stop is whole ends the text; of several the longest."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -33,7 +35,7 @@ def test_any_portions_give_what_the_description_says(
     text: str, stops: list[str], cuts: list[int], include: bool
 ) -> None:
     borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    parts = [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    parts = [text[a:b] for a, b in pairwise(borders)]
     assert run(parts, stops, include) == described(text, stops, include)
 
 

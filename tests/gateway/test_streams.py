@@ -1,4 +1,4 @@
-"""Gaps, slow readers, lost entries and a Redis that goes away: a stream goes on from the journal, or says so."""
+"""Gaps, slow readers, a Redis that goes away: a stream goes on from the journal, or says that it cannot."""
 
 import asyncio
 import json
@@ -11,8 +11,11 @@ from pillion.gateway.streams import CAPACITY, Inbox
 
 PATH = "/v1/chat/completions"
 STREAM: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1500, "stream": True, "return_token_ids": True,
-}  # fmt: skip
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 1500,
+    "stream": True,
+    "return_token_ids": True,
+}
 
 
 def ids(events: list[Any]) -> list[int]:
@@ -37,7 +40,9 @@ async def test_a_gap_of_a_finished_request_is_filled_from_its_record(start: Any,
     request = await stack.driver.request()
     await stack.driver.record(Record(request.id, (ChoiceRecord((100, 101, 102), "length"),)))
     output = StepOutput("0", 1, 9, (Tokens(request.id, 0, 2, (102,), "length"),))
-    await stack.driver.connection.call("XADD", stack.driver.keys.out(request.gateway), "*", "e", encode(output))
+    await stack.driver.connection.call(
+        "XADD", stack.driver.keys.out(request.gateway), "*", "e", encode(output)
+    )
     assert ids(parse_sse((await answer)[1])) == [100, 101, 102]
 
 
@@ -47,7 +52,9 @@ async def test_two_histories_are_never_joined(start: Any, parse_sse: Any) -> Non
     request = await stack.driver.request()
     await asyncio.sleep(0.3)
     output = StepOutput("0", 1, 9, (Tokens(request.id, 0, 2, (102,), "length"),))
-    await stack.driver.connection.call("XADD", stack.driver.keys.out(request.gateway), "*", "e", encode(output))
+    await stack.driver.connection.call(
+        "XADD", stack.driver.keys.out(request.gateway), "*", "e", encode(output)
+    )
     frame, done = parse_sse((await answer)[1])
     assert frame["error"]["code"] == "stream_gap" and done == "[DONE]"
     assert (await stack.driver.cancel()).request == request.id

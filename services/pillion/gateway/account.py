@@ -1,7 +1,8 @@
 """What is counted of each request: times, metrics, spans, and one log line at its end."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
@@ -9,6 +10,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from pillion import clock
 from pillion.contracts.entries import Request, Tokens
 from pillion.gateway.answers import Answer
+from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.protocol.request import Generation
 from pillion.telemetry import Metrics, names, tracing
 
 log = logging.getLogger(__name__)
@@ -38,22 +41,33 @@ class Accounts:
         self.slo_tbt = slo_tbt
         self.running = 0
 
-    def span(self, form: str, model: str, parent: Span | None) -> Span:
-        """The `chat {model}` span, under the server's."""
-        operation = _OPERATIONS[form]
-        context = tracing.context(tracing.traceparent(parent)) if parent else None
+    @contextmanager
+    def span(self, asked: Generation, model: str, server: Span) -> Iterator[Span]:
+        """The `chat {model}` span, under the server's. It ends with the body, as an error if that raises."""
+        operation = _OPERATIONS[asked.output.form]
         attributes = {
             names.OPERATION_NAME: operation,
             names.PROVIDER_NAME: names.PROVIDER,
             names.REQUEST_MODEL: model,
         }
-        return self.tracer.start_span(f"{operation} {model}", context, SpanKind.INTERNAL, attributes)
+        context = tracing.context(tracing.traceparent(server))
+        span = self.tracer.start_span(f"{operation} {model}", context, SpanKind.INTERNAL, attributes)
+        try:
+            yield span
+        except ApiError as error:
+            span.set_attribute(names.ERROR_TYPE, error.code or error.type)
+            raise
+        finally:
+            span.end()
 
-    def open(self, request: Request, answer: Answer, label: str | None, span: Span) -> "Account":
+    def open(
+        self, request: Request, answer: Answer, label: str | None, span: Span, start: float
+    ) -> "Account":
+        """`start`: the request's arrival, monotonic seconds."""
         self.running += 1
         self.metrics[names.REQUESTS_STARTED].inc()
         self.metrics[names.REQUESTS_RUNNING].set(self.running)
-        account = Account(self, request, answer, label, span, clock.monotonic())
+        account = Account(self, request, answer, label, span, start)
         account.describe()
         return account
 
@@ -128,7 +142,7 @@ class Account:
         if outcome == FINISHED:
             met = "true" if self.worst <= accounts.slo_tbt else "false"
             accounts.metrics[names.SLO_REQUESTS].labels("tbt", met).inc()
-        self._end_span(error)
+        self._describe_end(error)
         log.info(
             "request %s %s: %d prompt, %d cached, %d output tokens, TTFT %s, worst gap %.0f ms, %s",
             self.request.id,
@@ -142,7 +156,7 @@ class Account:
             extra={"request": self.request.id, "status": status, "client_request": self.label},
         )
 
-    def _end_span(self, error: str) -> None:
+    def _describe_end(self, error: str) -> None:
         answer = self.answer
         self.span.set_attributes(
             {
@@ -157,7 +171,6 @@ class Account:
         if error:
             self.span.set_attribute(names.ERROR_TYPE, error)
             self.span.set_status(Status(StatusCode.ERROR, error))
-        self.span.end()
 
     def _histogram(self, metric: names.Metric, *more: str):  # type: ignore[no-untyped-def]
         operation = _OPERATIONS[self.answer.spec.form]

@@ -1,6 +1,6 @@
 """The output stage's second half: from deltas to the JSON of each form. Pure.
 
-Shapes are OpenAI's; `stop_reason`, `token_ids` and `prompt_token_ids` are fields that other servers add to them.
+Shapes are OpenAI's; `stop_reason`, `token_ids` and `prompt_token_ids` are what other servers add to them.
 """
 
 from collections.abc import Callable, Iterable, Sequence

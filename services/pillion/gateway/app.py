@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pillion import clock, ids
-from pillion.gateway.generate import generate
+from pillion.gateway.generate import Sender, generate
 from pillion.gateway.protocol import body, forms
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Generation
@@ -139,9 +139,8 @@ class App:
             )
             try:
                 asked = parse(await self._body(http))
-                response = await generate(
-                    self.state, http, http[IDENTITY], http[TENANT], _label(http), asked, span
-                )
+                sender = Sender(http[IDENTITY], http[TENANT], _label(http), span)
+                response = await generate(self.state, http, sender, asked)
                 span.set_attribute("http.response.status_code", response.status)
                 return response
             except ApiError as error:

@@ -1,4 +1,4 @@
-"""One request from its submit to its end: items come in, events go out, and at last it is over or cancelled."""
+"""One request from submit to end: items come in, events go out, and at last it is over or cancelled."""
 
 import asyncio
 import logging
@@ -67,10 +67,11 @@ class Call:
             Refusal(self.request.id, 499, "The request was cancelled.", "server_error", code="cancelled")
         )
 
-    async def events(self, seconds: float) -> list[Event] | None:
+    async def events(self, seconds: float, *, search: bool = True) -> list[Event] | None:
         """The next events of the answer, maybe none; None when nothing came for `seconds`.
 
-        Raises ApiError where the request was refused, failed, or took too long.
+        `search` looks for an unseen end when nothing came. Raises ApiError where the request was refused,
+        failed, or took too long.
         """
         left = (self.request.deadline or float("inf")) - clock.wall()
         if left <= 0:
@@ -89,7 +90,7 @@ class Call:
             self._inbox.lost = False
             await self._catch_up(events)
         elif not taken:
-            return await self._lost_end() if left > seconds else None
+            return await self._lost_end() if search else None
         try:
             self._feed(taken, events)
         except Gap as gap:

@@ -1,8 +1,8 @@
 """The table: what every field of a request does. It is acted on, harmless at some values, or refused by name.
 
-A field that is null is as good as absent. A field that is not in the table is refused too, with the nearest
-name that is. Sources: OpenAI's API reference for chat completions and completions, and the sampling fields that
-open-source servers have in common.
+A field that is null is as good as absent. A field that is not in the table is refused too, and the nearest
+name that is there is told. Sources: OpenAI's API reference for chat completions and completions, and the sampling
+fields that open-source servers have in common.
 """
 
 import difflib
@@ -42,8 +42,8 @@ Harmless = Callable[[Any], bool]
 class Field:
     """One field of some forms.
 
-    `check` is set for what is acted on: it gives the value to use. Else `harmless` tells the values that change
-    nothing; all others are refused because `why`.
+    `check` is set for what is acted on: it gives the value to use. Else `harmless` tells the values that
+    change nothing; all others are refused because `why`.
     """
 
     name: str
@@ -87,6 +87,7 @@ _structured = "structured output is not supported yet"
 _tools = "tool calling is not supported yet"
 _scoring = "log probabilities of the prompt are not supported yet"
 _texts_only = "only text is supported"
+_thinking = "the model has no such setting; see chat_template_kwargs"
 _engine = "it has no meaning here"
 
 FIELDS: tuple[Field, ...] = (
@@ -170,8 +171,8 @@ FIELDS: tuple[Field, ...] = (
     refused("prompt_embeds", GENERATE, _texts_only),
     refused("moderation", (CHAT,), "there is no moderation"),
     refused("prediction", (CHAT,), "predicted outputs are not supported"),
-    refused("reasoning_effort", (CHAT,), "the model has no such setting; see chat_template_kwargs", unless=("none",)),
-    refused("thinking_token_budget", (CHAT,), "the model has no such setting; see chat_template_kwargs"),
+    refused("reasoning_effort", (CHAT,), _thinking, unless=("none",)),
+    refused("thinking_token_budget", (CHAT,), _thinking),
     refused("web_search_options", (CHAT,), "there is no web search"),
     refused("suffix", (COMPLETION,), "filling in the middle is not supported", unless=("",)),
     refused("echo", (CHAT,), "only completions echo their prompt", unless=(False,)),
@@ -192,7 +193,7 @@ FIELDS: tuple[Field, ...] = (
     refused("vllm_xargs", GENERATE, _engine, unless=({},)),
     refused("nvext", GENERATE, _engine, unless=({},)),
     refused("extra_body", tuple(Form), "what it holds belongs at the top level of the body"),
-    refused("return_token_strs", GENERATE, "only /tokenize returns them; see return_token_ids", unless=(False,)),
+    refused("return_token_strs", GENERATE, "only /tokenize returns them", unless=(False,)),
 )  # fmt: skip
 
 TABLE: Mapping[Form, Mapping[str, Field]] = {

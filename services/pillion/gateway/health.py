@@ -1,4 +1,4 @@
-"""What heartbeats say: which replicas there are, and whether a request can be run. Pure; times are passed in."""
+"""What heartbeats say: which replicas there are, and whether a request can run. Pure; times are passed in."""
 
 from dataclasses import dataclass
 
@@ -54,8 +54,8 @@ class Replicas:
         return result
 
     def verdict(self, model: str, now: float) -> Verdict:
-        """Ready when one replica of the model is. Else the reason of the one that is nearest to it:
-        no_replica, silent (no fresh heartbeat), draining, starting, unready (it says why), stalled (no progress).
+        """Ready when one replica of the model is. Else the reason of the one that is nearest to being it:
+        no_replica, silent (no fresh heartbeat), draining, starting, unready (it says why), stalled.
         """
         best: tuple[int, Verdict] | None = None
         for name, seen in sorted(self._seen.items()):

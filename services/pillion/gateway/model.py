@@ -71,7 +71,7 @@ class Model:
 
 
 def load_model(config: Config) -> Model:
-    """Reads (and where needed fetches) the model's small files. Blocks. Raises ModelFileError, TemplateError."""
+    """Reads, or fetches, the model's small files. Blocks. Raises ModelFileError, TemplateError."""
     settings = config.model
     located = locate(settings.model, settings.revision, config.cache_path, weights=False)
     tokenizer = load_tokenizer(located)

@@ -32,7 +32,7 @@ class Outbox:
         self._mark = keys.epoch(f"gateway:{gateway}")
 
     async def submit(self, request: Request) -> str:
-        """Adds the request and answers the entry's id. Raises ApiError: 429 when too many wait, 503 without Redis.
+        """Adds the request, answers the entry's id. Raises ApiError: 429 if too many wait, 503 without Redis.
 
         A submit whose answer got lost is sent again; an id that is known is not run twice.
         """

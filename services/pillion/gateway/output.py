@@ -1,7 +1,7 @@
 """The output stage: from a request's record and its tokens so far to what its client sees. Pure.
 
-Fed the same items from position 0, in whatever portions, any gateway comes to the same text, the same entries and
-the same end.
+Fed the same items from position 0, in whatever portions, any gateway comes to the same text, the same entries
+and the same end.
 """
 
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ class Choice:
             return None
         self._first = False
         self._released += len(text)
-        # Held text may yet be cut off, and with it the place where a token stands: only at the end it is certain.
+        # Held text may yet be cut off, and with it a token's place: that is certain only at the end.
         if self.finish is None and self._spec.stop:
             certain = [entry for entry in self._shown if entry.offset < self._released]
         else:

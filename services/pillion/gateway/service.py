@@ -1,6 +1,7 @@
 """The gateway's process: its actors, its start and its orderly end."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -22,6 +23,7 @@ from pillion.modelfiles import ModelFileError
 
 log = logging.getLogger(__name__)
 
+_IN_USE = "the port is in use"
 LEAVE_PATIENCE = 2.0  # seconds for the last words to Redis
 HANDLERS_END = 1.0  # seconds that cancelled handlers get
 
@@ -60,8 +62,9 @@ class Gateway:
                 await site.start()
             except OSError as error:
                 where = f"{settings.host}:{settings.port}"
+                why = _IN_USE if error.errno == errno.EADDRINUSE else error.strerror
                 raise Stop(
-                    Exit.USAGE, f"cannot listen on {where}: {error.strerror}; choose another --port or --host"
+                    Exit.USAGE, f"cannot listen on {where}: {why}; choose another --port or --host"
                 ) from None
             self.port = runner.addresses[0][1]
             self.listens.set()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 class Stops:
     """Of one choice. What it does depends on the text only, not on how it was cut into pieces.
 
-    The match that is complete first counts; of several that end at the same character the longest. So of `ab` and
-    `abc` only the first is ever seen.
+    The match that is complete first counts; of several that end at the same character the longest. So of `ab`
+    and `abc` only the first is ever seen.
     """
 
     __slots__ = ("_heads", "_held", "_include", "_stops", "matched")

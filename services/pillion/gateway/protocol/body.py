@@ -11,9 +11,9 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """The object in `raw`. Raises ApiError (400) for what is no JSON, no object, or holds no valid Unicode."""
+    """The object in `raw`. Raises ApiError (400) for what is no JSON object or no valid Unicode."""
     try:
-        # The standard decoder lets NaN and Infinity through, so that the table can name the field that has them.
+        # The standard decoder lets NaN and Infinity through, so that the table can name their field.
         body = json.loads(raw)
     except UnicodeDecodeError:
         raise bad(None, "The body is not UTF-8 text.", "invalid_json") from None

@@ -38,16 +38,24 @@ def close(ours, expected, dtype):
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 33])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (17, 31), (96, 64)])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
-def test_linear(backend, dtype, rows, outputs, inputs, biased, shared):
+def test_linear(backend, dtype, rows, outputs, inputs, biased):
     weight, x = noise(outputs, inputs, seed=1, dtype=dtype), noise(rows, inputs, seed=2, dtype=dtype)
     bias = noise(outputs, seed=3, dtype=dtype) if biased else None
-    linear = backend.prepare_linear(weight, bias, shared=shared)
+    linear = backend.prepare_linear(weight, bias)
     assert (linear.in_features, linear.out_features) == (inputs, outputs)
     expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     ours = linear(x)
     assert ours.dtype == dtype
     close(ours, expected, dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 33])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (17, 31), (5000, 577)])
+def test_logits_are_float32(backend, dtype, rows, outputs, inputs):
+    weight, x = noise(outputs, inputs, seed=1, dtype=dtype), noise(rows, inputs, seed=2)
+    ours = backend.prepare_logits(weight)(x)
+    assert ours.dtype == torch.float32
+    close(ours, x.double() @ weight.double().t(), torch.float32)
 
 
 @pytest.mark.parametrize("size", [1, 15, 64, 577])

@@ -28,7 +28,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """A KV cache, block 0 included. Logically two tensors [L, num_blocks, block_size, kv_heads, head_size]."""
+    """A KV cache, block 0 included: logically twice [L, num_blocks, block_size, kv_heads, head_size]."""
 
     layers: int
     num_blocks: int
@@ -77,7 +77,7 @@ class Cache(Protocol):
 
 
 class Linear(Protocol):
-    """x [T, in] times a prepared weight, plus bias: [T, out] in the weight's dtype."""
+    """x [T, in] times a prepared weight, plus bias: [T, out] in the weight's dtype, or float32 where said."""
 
     in_features: int
     out_features: int
@@ -92,8 +92,15 @@ class Backend(Protocol):
     build: str  # what the bits depend on beside torch: part of the fingerprint
     capabilities: Capabilities
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
-        """Packs a weight [out, in]. `shared` says that the plain tensor stays in use, so no second copy is made."""
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        """Packs a weight [out, in]; the plain tensor is not kept."""
+        ...
+
+    def prepare_logits(self, weight: Tensor) -> Linear:
+        """x float32 [R, in] times a weight [out, in]: float32 [R, out], rounded nowhere on the way.
+
+        The plain tensor is used as it is, for it may be the embedding's too.
+        """
         ...
 
     def allocate_cache(self, shape: CacheShape) -> Cache:
@@ -101,13 +108,13 @@ class Backend(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32, in the weight's dtype."""
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32; rounded to the weight's dtype."""
         ...
 
     def rope_table(self, positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
-        """What `rope` needs of the positions int64 [T]; frequencies float32 [head_size / 2], radians a position.
+        """What `rope` needs of the positions int64 [T].
 
-        Made once a step; `scale` multiplies the result (YaRN).
+        frequencies are float32 [head_size / 2], radians a position. Made once a step; `scale` multiplies the result (YaRN).
         """
         ...
 

@@ -267,7 +267,7 @@ class Engine:
         head = self.model.head
         return (
             check(layers, candidates(most)),
-            check([(head, sample_rows(head.in_features, like))], candidates(most_samples)),
+            check([(head, sample_rows(head.in_features, like.float()))], candidates(most_samples)),
         )
 
 

@@ -22,10 +22,11 @@ class ReferenceCache:
 
 
 class ReferenceLinear:
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
         self._weight = weight
         self._bias = bias
+        self._dtype = dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         # One product for each row: a row cannot depend on how many there are.
@@ -33,7 +34,7 @@ class ReferenceLinear:
         rows = torch.stack([weight @ row for row in x.float()])
         if self._bias is not None:
             rows = rows + self._bias.float()
-        return rows.to(self._weight.dtype)
+        return rows.to(self._dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,11 @@ class ReferenceBackend:
         row_invariant=True,
     )
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
-        return ReferenceLinear(weight, bias)
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return ReferenceLinear(weight, bias, weight.dtype)
+
+    def prepare_logits(self, weight: Tensor) -> Linear:
+        return ReferenceLinear(weight, None, torch.float32)
 
     def allocate_cache(self, shape: CacheShape) -> ReferenceCache:
         return ReferenceCache(shape)

@@ -7,7 +7,7 @@ from torch.nn import functional
 from pillion.kernels.interface import AttentionBatch, CacheShape, Capabilities, Linear
 from pillion.kernels.torch.attention import SPAN, TILE, Attention, Scratch
 from pillion.kernels.torch.cache import PagedCache
-from pillion.kernels.torch.linear import PackedLinear, PlainLinear, packable
+from pillion.kernels.torch.linear import PackedLinear, PanelLinear, PlainLinear, packable
 
 _LANES = 16  # block sizes are multiples of it, so that whole vectors of a softmax are hidden or not
 
@@ -28,10 +28,11 @@ class TorchBackend:
         self._scratch: Scratch | None = None
         self._row_multiples: dict[tuple[int, int, str], int] = {}
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None, *, shared: bool = False) -> Linear:
-        if not shared and packable(weight):
-            return PackedLinear(weight, bias)
-        return PlainLinear(weight, bias)
+    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return PackedLinear(weight, bias) if packable(weight) else PlainLinear(weight, bias)
+
+    def prepare_logits(self, weight: Tensor) -> Linear:
+        return PanelLinear(weight)
 
     def allocate_cache(self, shape: CacheShape) -> PagedCache:
         if shape.block_size % _LANES:

@@ -31,6 +31,33 @@ class PackedLinear:
         return result
 
 
+PANEL = 2 << 20  # elements of the weight that are widened at a time: they stay in the cache
+
+
+class PanelLinear:
+    """Float32 products with a narrower weight, which is widened panel by panel and never held twice."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._weight = weight
+        self._rows = max(1, PANEL // self.in_features)
+        self._panel: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self._weight
+        if weight.dtype == torch.float32:
+            return functional.linear(x, weight)
+        if self._panel is None:
+            size = (min(self._rows, self.out_features), self.in_features)
+            self._panel = torch.empty(size, dtype=torch.float32, device=weight.device)
+        result = torch.empty(len(x), self.out_features, dtype=torch.float32, device=x.device)
+        for first in range(0, self.out_features, self._rows):
+            part = weight[first : first + self._rows]
+            panel = self._panel[: len(part)].copy_(part)
+            torch.mm(x, panel.t(), out=result[:, first : first + len(part)])
+        return result
+
+
 def packable(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"

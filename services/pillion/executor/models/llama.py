@@ -161,10 +161,9 @@ class Llama:
             Layer(index, reader, backend, collective, _window(spec, index))
             for index in range(shard.first_layer, shard.last_layer)
         ]
-        self._norm = reader.whole("model.norm.weight")
-        tied = spec.tie_embeddings
-        head = self._embedding.weight if tied else reader.rows("lm_head.weight")
-        self._head = VocabParallelHead(backend, head, collective, tied=tied)
+        self._norm = reader.whole("model.norm.weight").float()  # so that its result is not rounded either
+        head = self._embedding.weight if spec.tie_embeddings else reader.rows("lm_head.weight")
+        self._head = VocabParallelHead(backend, head, collective)
         rope, self._rope_scale = frequencies(spec.rope, spec.head_size)
         self._frequencies = rope.to(device)
 

@@ -98,10 +98,10 @@ class VocabParallelEmbedding:
 class VocabParallelHead:
     """Logits of this rank's part of the vocabulary, gathered; float32."""
 
-    def __init__(self, backend: Backend, weight: Tensor, collective: Collective, *, tied: bool) -> None:
-        self._linear: Linear = backend.prepare_linear(weight, shared=tied)
+    def __init__(self, backend: Backend, weight: Tensor, collective: Collective) -> None:
+        self._linear: Linear = backend.prepare_logits(weight)
         self._collective = collective
         self.linears = (self._linear,)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._collective.all_gather(self._linear(x)).float()
+        return self._collective.all_gather(self._linear(x))

@@ -1,6 +1,7 @@
 """`pillion up`: what it says, what it restarts, how it ends."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -86,6 +87,8 @@ def test_ctrl_c_finishes_what_runs_and_ends_all_in_order(start_stack: StartStack
     stack.process.send_signal(signal.SIGINT)
     assert list(events)[-1]["usage"]["completion_tokens"] == 400
     assert stack.ended() == 0
+    ends = [line.split()[0] for line in stack.lines if re.search(r" ends: drained|bye bye", line)]
+    assert ends == ["gateway", "admission", "scheduler", "executor", "valkey"]
     assert len(pids) == len(ROLES)
     assert all(gone(pid, 0) for pid in pids.values())
     assert not (stack.state / "default/stack.toml").exists()

@@ -31,6 +31,9 @@ def described(text: str, stops: list[str], include: bool) -> tuple[str, str | No
 
 @given(LETTERS, STOPS, st.lists(st.integers(0, 30), max_size=8), st.booleans())
 @example("xab", ["abc", "ab"], [1, 2], False)
+@example("xbab", ["bab", "ab"], [], False)
+@example("abcd", ["abcd", "bc"], [], False)
+@example("abab", ["ba", "ab"], [1], True)
 def test_any_portions_give_what_the_description_says(
     text: str, stops: list[str], cuts: list[int], include: bool
 ) -> None:

@@ -1,8 +1,8 @@
 """The table: what every field of a request does. It is acted on, harmless at some values, or refused by name.
 
 A field that is null is as good as absent. A field that is not in the table is refused too, and the nearest
-name that is there is told. Sources: OpenAI's API reference for chat completions and completions, and the sampling
-fields that open-source servers have in common.
+name that is there is told. Sources: OpenAI's API reference for chat completions and completions, and the
+sampling fields that open-source servers have in common.
 """
 
 import difflib

@@ -90,7 +90,7 @@ def test_silu_mul(backend, dtype, size):
     close(backend.silu_mul(x), gate / (1 + (-gate).exp()) * up, dtype)
 
 
-# (query tokens, keys) by sequence: decodes, chunks from 0 and from the middle, at and beside borders of blocks and spans.
+# (query tokens, keys) by sequence, at and beside borders of blocks and spans.
 BATCHES = {
     "one": [(1, 1)],
     "decodes": [(1, 1), (1, 31), (1, 32), (1, 33), (1, 127), (1, 128), (1, 129), (1, 300)],
@@ -151,7 +151,7 @@ def check_attention(backend, dtype, lens, heads, kv_heads, size, block_size, win
         q, k, v = rows(queries), rows(keys), rows(values)
         return backend.attention(step, layer, q, k, v, window), slots
 
-    # What was computed before, in a step of its own whose outputs nobody reads; it ends at the first new token.
+    # What was computed before, in a step of its own whose outputs nobody reads.
     history = [length - count for count, length in lens]
     run(history, history, 0)
     out, slots = run([n for n, _ in lens], [n for _, n in lens], 3)

@@ -108,13 +108,14 @@ class Backend(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32; rounded to the weight's dtype."""
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32; in the weight's dtype."""
         ...
 
     def rope_table(self, positions: Tensor, frequencies: Tensor, scale: float) -> Tensor:
         """What `rope` needs of the positions int64 [T].
 
-        frequencies are float32 [head_size / 2], radians a position. Made once a step; `scale` multiplies the result (YaRN).
+        frequencies are float32 [head_size / 2], radians a position. Made once a step; `scale` multiplies the
+        result (YaRN).
         """
         ...
 

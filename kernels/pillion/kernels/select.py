@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -9,7 +10,7 @@ from pillion.kernels.interface import Backend
 from pillion.kernels.reference import ReferenceBackend
 from pillion.kernels.torch import TorchBackend
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {
+_BACKENDS: dict[str, Callable[[], Any]] = {
     "torch": TorchBackend,
     "reference": ReferenceBackend,
 }  # best first
@@ -29,11 +30,11 @@ def select(name: str, dtype: torch.dtype, device: torch.device) -> Selected:
     """`name` is `auto` or a backend's name. Raises NoBackend."""
     if name != "auto" and name not in _BACKENDS:
         raise NoBackend(f"there is no backend {name}; choose auto, {', '.join(_BACKENDS)}")
-    passed_over = []
+    passed_over: list[str] = []
     for known, make in _BACKENDS.items():
         if name not in ("auto", known):
             continue
-        backend = make()
+        backend: Backend = make()
         lack = _lack(backend, dtype, device)
         if lack is None:
             reason = "asked for" if name != "auto" else f"the best that runs {_name(dtype)} on {device.type}"

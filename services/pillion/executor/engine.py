@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class Engine:
     """One model, its KV cache and its slots. `run` and `reset` belong to one thread."""
 
     def __init__(self, config: Config, spec: ModelSpec, weights: Weights, located: Located) -> None:
-        """Loads, packs and checks; the threads of torch are set before. Raises ConfigError with what to change."""
+        """Loads, packs and checks; torch's threads are set before. Raises ConfigError with what to change."""
         executor, scheduler = config.executor, config.scheduler
         device = _device(executor.device)
         dtype = _dtype(config.model.dtype, device)
@@ -129,27 +129,26 @@ class Engine:
     def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult:
         """Runs one step.
 
-        Raises BadPlan for a plan that names what cannot be. If it is raised by what the plan says of slots and
-        blocks, nothing was applied; if the step raises later, releases, takes and grants stand, and no token
-        was added to any sequence.
+        Raises BadPlan for a plan that names what cannot be. If that is for its slots or blocks, nothing was
+        applied; if the step raises later, releases, takes and grants stand, and no token was added to any
+        sequence.
         """
         began = time.perf_counter()
         self._slots.check(plan)
         self._slots.apply(plan)
         for slot in plan.release:
             self._sampler.remove(slot)
-        failed = self._take(plan)
-        rows = self._rows_of(plan)
         result = executor_pb2.StepResult(step=plan.step)
-        for slot, message in failed.items():
+        for slot, message in self._take(plan).items():
             self._fail(result, slot, message)
+        rows = self._rows_of(plan)
         if rows:
             with torch.inference_mode():
                 self._compute(rows, result, began)
         return result
 
     def _take(self, plan: executor_pb2.Plan) -> dict[int, str]:
-        """Gives the taken slots their sampling state; the slots whose parameters cannot be, with the reason."""
+        """Gives the taken slots their sampling state; those whose parameters cannot be, with the reason."""
         failed = {}
         for take in plan.take:
             sequence = self._slots[take.slot]
@@ -163,7 +162,7 @@ class Engine:
         return failed
 
     def _rows_of(self, plan: executor_pb2.Plan) -> list[Row]:
-        """The plan's rows without those of ended sequences. Raises BadPlan for rows that cannot be computed."""
+        """The plan's rows without those of ended sequences. Raises BadPlan for rows that cannot be."""
         rows = []
         for slot, start, count, sample in zip(plan.slot, plan.start, plan.count, plan.sample, strict=True):
             sequence = self._slots[slot]
@@ -172,7 +171,7 @@ class Engine:
             end = start + count
             if count < 1 or end > sequence.length or (sample and end != sequence.length) or sample > 1:
                 raise BadPlan(
-                    f"slot {slot}: positions {start} to {end - 1} (sample {sample}) of {sequence.length} tokens"
+                    f"slot {slot}: positions {start} to {end - 1}, sample {sample}, of {sequence.length} tokens"
                 )
             if end > sequence.blocks * self._slots.block_size:
                 raise BadPlan(f"slot {slot}: position {end - 1} is beyond its {sequence.blocks} blocks")
@@ -181,7 +180,7 @@ class Engine:
             # A prefill may go on behind blocks that it adopted from the prefix index on its way, at a block's border.
             if start > sequence.computed and start % self._slots.block_size:
                 raise BadPlan(
-                    f"slot {slot}: position {start} follows {sequence.computed}, which is not computed"
+                    f"slot {slot}: position {start}, but only the first {sequence.computed} are computed"
                 )
             rows.append(Row(slot, start, count, bool(sample)))
         if sum(row.count for row in rows) > self._facts.max_step_tokens:
@@ -230,7 +229,7 @@ class Engine:
         self, result: executor_pb2.StepResult, slot: int, token: int, logprob: TokenLogprob | None
     ) -> None:
         self._sampler.note(slot, token)
-        finish = self._slots.append(slot, token)
+        finish: Any = self._slots.append(slot, token)
         result.slot.append(slot)
         result.incarnation.append(self._slots[slot].incarnation)
         result.token_count.append(1)

@@ -39,8 +39,8 @@ def size_pool(
 ) -> Pool:
     """Blocks: `num_blocks` if given, else what fits `memory` bytes, else what fits `available`.
 
-    From memory, no more blocks are taken than all slots could fill. A pool too small for `max_model_len` lowers
-    it. Raises OutOfMemory for a pool without a block to give out.
+    From memory, no more blocks are taken than all slots could fill. A pool too small for `max_model_len`
+    lowers it. Raises OutOfMemory for a pool without a block to give out.
     """
     notes = []
     if num_blocks is None:
@@ -49,8 +49,8 @@ def size_pool(
         num_blocks = min(most, budget // block_bytes)
         if num_blocks < 2:
             raise OutOfMemory(
-                f"{budget // MIB} MiB hold {num_blocks} KV blocks of {block_bytes // 1024} KiB, and two are the "
-                "least; give more with --kv-cache-memory or free memory"
+                f"{budget // MIB} MiB hold {num_blocks} KV blocks of {block_bytes // 1024} KiB; two are the least; "
+                "give more with --kv-cache-memory or free memory"
             )
     elif num_blocks < 2:
         raise OutOfMemory(

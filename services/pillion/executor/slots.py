@@ -73,7 +73,7 @@ class Slots:
             length = len(take.tokens) // 4
             if not 0 < take.prompt_length <= length <= self.max_model_len or len(take.tokens) % 4:
                 raise BadPlan(
-                    f"slot {take.slot}: {len(take.tokens)} bytes of tokens, {take.prompt_length} of them the prompt, "
+                    f"slot {take.slot}: {len(take.tokens)} bytes of tokens with a prompt of {take.prompt_length} "
                     f"do not fit max_model_len {self.max_model_len}"
                 )
             taken[take.slot] = take
@@ -101,7 +101,8 @@ class Slots:
         for take in plan.take:
             if len(take.blocks) > self.tables.shape[1]:
                 raise BadPlan(
-                    f"slot {take.slot} would have {len(take.blocks)} blocks; {self.tables.shape[1]} are the most"
+                    f"slot {take.slot} would have {len(take.blocks)} blocks; "
+                    f"{self.tables.shape[1]} are the most"
                 )
 
     def apply(self, plan: executor_pb2.Plan) -> None:

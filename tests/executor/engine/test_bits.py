@@ -73,7 +73,7 @@ def test_random_schedules(engine, drive, prompt, expected):
 
 
 def test_decodes_preempted_and_hit(demo_bfloat16, drive, prompt):
-    """Generated tokens: computed as decodes, again as chunks after a preemption, and found as cached blocks."""
+    """Generated tokens: computed as decodes, after a preemption as chunks, and found as cached blocks."""
     driver = drive(demo_bfloat16, seed=1)
     plain = driver.add(prompt[:100], 60, ignore_eos=True)
     driver.finish([plain])

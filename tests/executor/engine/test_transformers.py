@@ -7,9 +7,9 @@ CHUNKS = [1, 16, 17, 64, 255, 256, 257, 512]
 
 PROMPTS = [
     "The capital of France is", "Once upon a time there was a fox who", "def fibonacci(n):\n", "1, 2, 3, 4,",
-    "Water boils at", "Dear Sir or Madam,", "The three primary colours are", "import numpy as np\n", "To be or not",
-    "A step carries decodes first, then", "Q: What is the tallest mountain?\nA:", "In the year 1969", "SELECT name FROM",
-    "My favourite recipe begins with", "The mitochondria is", "It was the best of times,",
+    "Water boils at", "Dear Sir or Madam,", "The three primary colours are", "import numpy as np\n",
+    "To be or not",    "A step carries decodes first, then", "Q: What is the tallest mountain?\nA:", "In the year 1969",
+    "SELECT name FROM",    "My favourite recipe begins with", "The mitochondria is", "It was the best of times,",
 ]  # fmt: skip
 
 
@@ -73,8 +73,8 @@ def test_greedy_tokens_of_sixteen_prompts(demo_float32, demo_transformers, drive
 @pytest.mark.parametrize("chunk", [1, 16, 17, 64, None])
 @pytest.mark.parametrize(
     "name",
-    ["llama2", "llama3", "smollm2", "yi", "mqa", "llama-biased", "llama-linear", "llama-yarn", "mistral", "qwen2",
-     "qwen2-sliding", "qwen3"],
+    ["llama2", "llama3", "smollm2", "yi", "mqa", "llama-biased", "llama-linear", "llama-yarn", "mistral",
+     "qwen2", "qwen2-sliding", "qwen3"],
 )  # fmt: skip
 def test_every_architecture(tiny_model, make_engine, load_transformers, drive, name, chunk):
     path = tiny_model(name)

@@ -1,9 +1,9 @@
 """Paged attention out of a few batched operators, the same bits for every chunking and batch.
 
-Keys are taken in spans of fixed absolute positions. Every product is a batch of (sequence, KV head, span): its
-bits depend on the span's keys and the query alone, because query rows are padded to counts that a check found
-bit-equal. Scores of a query are one softmax over its spans; hidden keys weigh exactly 0, so it does not matter
-how many follow. The spans' outputs are added in ascending order.
+Keys are taken in spans of fixed absolute positions. Every product is a batch of (sequence, KV head, span):
+its bits depend on the span's keys and the query alone, because query rows are padded to counts that a check
+found bit-equal. Scores of a query are one softmax over its spans; hidden keys weigh exactly 0, so it does not
+matter how many follow. The spans' outputs are added in ascending order.
 """
 
 import math
@@ -134,7 +134,7 @@ class Attention:
                 position += tokens
 
     def _alike(self, pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-        """Runs of the sorted pieces whose padding to the longest is less than a quarter, and fits the scratch."""
+        """Runs of the sorted pieces whose padding to the longest is under a quarter, and fits the scratch."""
         shape = self.cache.shape
         part: list[_Piece] = []
         for piece in pieces:
@@ -170,7 +170,7 @@ class Attention:
         blocks = torch.where(column < used[:, None], blocks, self.cache.zero_block)
         gather = (blocks[:, None, :] + self._head_offsets[:, None]).flatten()
 
-        # The last query sees most, the first least: spans before its own are open to all, unless a window closes.
+        # The first query sees least: spans before its own are open to all, unless a window closes.
         masked_from = 0 if window is not None else min((piece.position + 1) // self.span for piece in pieces)
         masked_from = min(masked_from, spans - 1)
         start = torch.tensor([piece.position for piece in pieces], device=device)

@@ -50,7 +50,7 @@ class TorchBackend:
         return torch.polar(torch.full_like(angles, scale), angles)[:, None]
 
     def rope(self, x: Tensor, table: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * table).flatten(-2)
 
     def silu_mul(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pillion.kernels.interface import Backend, Linear
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Which part of the model a rank holds: its share of each layer, and layers first_layer .. last_layer - 1."""
+    """What a rank holds of the model: its share of the layers first_layer .. last_layer - 1."""
 
     tp_rank: int
     tp_size: int

@@ -30,7 +30,7 @@ def frequencies(rope: Rope, head_size: int) -> tuple[Tensor, float]:
 
 
 def _llama3(rope: Rope, base: Tensor) -> Tensor:
-    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1 model card)."""
+    """Long waves are stretched by the factor, short ones kept, those between blended (Llama 3.1)."""
     turns = rope.original_max_position * base / (2 * math.pi)  # within the trained context
     smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     smooth = smooth.clamp(0, 1)

@@ -1,5 +1,6 @@
 """Routes, keys, and the endpoints beside generation."""
 
+import time
 from typing import Any
 
 import pytest
@@ -176,3 +177,16 @@ async def test_the_last_message_is_continued(start: Any) -> None:
     )
     await stack.driver.play(request, [100])
     assert (await answer)[0] == 200
+
+
+async def test_a_long_prompt_does_not_hold_up_the_others(start: Any) -> None:
+    stack = await start()
+    long = stack.post("/tokenize", {"prompt": "The quick brown fox jumps over the lazy dog. " * 40_000})
+    start_at, answered = time.monotonic(), [0.0]
+    while not long.done():
+        asked_at = time.monotonic()
+        assert (await stack.fetch("GET", "/health/live"))[0] == 200
+        answered.append(time.monotonic() - asked_at)
+    status, body, _ = await long
+    assert status == 200 and body["count"] > 400_000
+    assert len(answered) > 20 and max(answered) < (time.monotonic() - start_at) / 4

@@ -63,7 +63,9 @@ class Tokenizer:
         try:
             with self._lock:
                 self._backend.encode_special_tokens = not control
-                ids: list[int] = self._backend.encode(text, add_special_tokens=add_special).ids
+                # Of one text as of many, since only this one lets other threads run meanwhile.
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
+                ids: list[int] = encoding.ids
         except (UnicodeEncodeError, TypeError):
             raise TextError("the text holds lone surrogates, which are no valid Unicode") from None
         return ids

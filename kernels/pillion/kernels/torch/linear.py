@@ -62,6 +62,6 @@ def packable(weight: Tensor) -> bool:
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
-        and torch._C.has_mkldnn
+        and torch._C._has_mkldnn
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )

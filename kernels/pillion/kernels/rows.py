@@ -35,6 +35,11 @@ def candidates(most: int) -> list[int]:
     return sorted({count for count in counts if count <= most})
 
 
+def few_candidates(most: int) -> list[int]:
+    """Fewer, for a function that is costly to check: the output head."""
+    return sorted({count for count in (1, 4, 8, 16, 24, *range(32, most, 16), most) if count <= most})
+
+
 def check(functions: Sequence[tuple[Callable[[Tensor], Tensor], Tensor]], counts: Iterable[int]) -> RowCounts:
     """Tries each count on each function with rows of its sample input [rows, n], against the largest count.
 

@@ -20,7 +20,7 @@ from pillion.executor.models.spec import ModelSpec
 from pillion.executor.sampling import Sampler
 from pillion.executor.slots import BadPlan, Slots
 from pillion.kernels.interface import Backend, CacheShape
-from pillion.kernels.rows import RowCounts, candidates, check, sample_rows
+from pillion.kernels.rows import RowCounts, candidates, check, few_candidates, sample_rows
 from pillion.kernels.select import NoBackend, select
 from pillion.modelfiles import Located
 
@@ -171,13 +171,13 @@ class Engine:
             end = start + count
             if count < 1 or end > sequence.length or (sample and end != sequence.length) or sample > 1:
                 raise BadPlan(
-                    f"slot {slot}: positions {start} to {end - 1}, sample {sample}, of {sequence.length} tokens"
+                    f"slot {slot}: positions {start} to {end - 1}, sample {sample}, of {sequence.length}"
                 )
             if end > sequence.blocks * self._slots.block_size:
                 raise BadPlan(f"slot {slot}: position {end - 1} is beyond its {sequence.blocks} blocks")
             if sequence.computed is None:
                 sequence.computed = start  # what lies before it was found in the prefix index
-            # A prefill may go on behind blocks that it adopted from the prefix index on its way, at a block's border.
+            # At a block's border a prefill may go on behind blocks that it found in the prefix index.
             if start > sequence.computed and start % self._slots.block_size:
                 raise BadPlan(
                     f"slot {slot}: position {start}, but only the first {sequence.computed} are computed"
@@ -266,7 +266,7 @@ class Engine:
         head = self.model.head
         return (
             check(layers, candidates(most)),
-            check([(head, sample_rows(head.in_features, like.float()))], candidates(most_samples)),
+            check([(head, sample_rows(head.in_features, like.float()))], few_candidates(most_samples)),
         )
 
 

@@ -49,8 +49,8 @@ def size_pool(
         num_blocks = min(most, budget // block_bytes)
         if num_blocks < 2:
             raise OutOfMemory(
-                f"{budget // MIB} MiB hold {num_blocks} KV blocks of {block_bytes // 1024} KiB; two are the least; "
-                "give more with --kv-cache-memory or free memory"
+                f"{budget // MIB} MiB hold {num_blocks} KV blocks of {block_bytes // 1024} KiB, two are "
+                "needed; give more with --kv-cache-memory or free memory"
             )
     elif num_blocks < 2:
         raise OutOfMemory(

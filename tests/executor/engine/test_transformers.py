@@ -6,12 +6,23 @@ import torch
 CHUNKS = [1, 16, 17, 64, 255, 256, 257, 512]
 
 PROMPTS = [
-    "The capital of France is", "Once upon a time there was a fox who", "def fibonacci(n):\n", "1, 2, 3, 4,",
-    "Water boils at", "Dear Sir or Madam,", "The three primary colours are", "import numpy as np\n",
-    "To be or not", "A step carries decodes first, then", "Q: What is the tallest mountain?\nA:",
-    
-    "In the year 1969", "SELECT name FROM", "My favourite recipe begins with", "The mitochondria is", "It was the best of times,",
-]  # fmt: skip
+    "The capital of France is",
+    "Once upon a time there was a fox who",
+    "def fibonacci(n):\n",
+    "1, 2, 3, 4,",
+    "Water boils at",
+    "Dear Sir or Madam,",
+    "The three primary colours are",
+    "import numpy as np\n",
+    "To be or not",
+    "A step carries decodes first, then",
+    "Q: What is the tallest mountain?\nA:",
+    "In the year 1969",
+    "SELECT name FROM",
+    "My favourite recipe begins with",
+    "The mitochondria is",
+    "It was the best of times,",
+]
 
 
 @pytest.fixture(scope="module")

@@ -132,7 +132,8 @@ async def test_what_a_dead_gateway_asked_for_is_given_up(valkey, stack):
     async with client(valkey.url) as one:
         await one.ready()
         await one.send(
-            request("lives", output=900), *(request(f"d{n}", output=980, n=8, gateway="dead") for n in range(8))
+            request("lives", output=900),
+            *(request(f"d{n}", output=980, n=8, gateway="dead") for n in range(8)),
         )
         await one.connection.call("SET", KEYS.lease("gateway:dead"), 1, "PX", 300)
         async with asyncio.timeout(60):

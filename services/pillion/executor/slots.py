@@ -73,8 +73,8 @@ class Slots:
             length = len(take.tokens) // 4
             if not 0 < take.prompt_length <= length <= self.max_model_len or len(take.tokens) % 4:
                 raise BadPlan(
-                    f"slot {take.slot}: {len(take.tokens)} bytes of tokens with a prompt of {take.prompt_length} "
-                    f"do not fit max_model_len {self.max_model_len}"
+                    f"slot {take.slot}: {len(take.tokens)} bytes of tokens with a prompt of"
+                    f" {take.prompt_length} do not fit max_model_len {self.max_model_len}"
                 )
             taken[take.slot] = take
         if not len(plan.slot) == len(plan.start) == len(plan.count) == len(plan.sample):
@@ -123,7 +123,7 @@ class Slots:
                 sampling=sampling,
                 ends=ends if sampling.ignore_eos else ends | self._end_tokens,
             )
-            self._grant(take.slot, take.blocks)
+            self._grant(take.slot, list(take.blocks))
         first = 0
         for slot, count in zip(plan.slot, plan.block_count, strict=False):
             self._grant(slot, plan.blocks[first : first + count])
@@ -139,7 +139,7 @@ class Slots:
         sequence = self[slot]
         self.tokens[slot, sequence.length] = token
         sequence.length += 1
-        if token in sequence.ends and sequence.output > sequence.sampling.min_tokens:
+        if token in sequence.ends and sequence.output > sequence.sampling.min_tokens + 1:
             sequence.finish = executor_pb2.STOP
         elif sequence.output >= sequence.max_tokens or sequence.length >= self.max_model_len:
             sequence.finish = executor_pb2.LENGTH

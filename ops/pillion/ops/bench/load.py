@@ -81,21 +81,28 @@ class Load:
             "gap_ms": gap_summary([gap for line in lines for gap in line.gaps]),
         }
 
+    async def three_long_prompts(self) -> tuple[float, list[Timeline]]:
+        """Three prompts of 1500 tokens, a second apart; when the first was sent."""
+        start = time.perf_counter()
+        tasks = []
+        for index in range(3):
+            await asyncio.sleep(max(0.0, start + index - time.perf_counter()))
+            tasks.append(asyncio.create_task(self.complete(self.prompt(1500), 8)))
+        return start, await asyncio.gather(*tasks)
+
     async def stalls(self) -> dict[str, Any]:
         """D: eight streams decode while three 1500-token prompts arrive a second apart.
 
-        The three prompts first run back to back on the idle server, for comparison.
+        For comparison three others of that length first arrive a second apart at the idle server, and three
+        more one after the other.
         """
-        alone = [await self.complete(self.prompt(1500), 8) for _ in range(3)]
-        check(alone)
+        after_each_other = [await self.complete(self.prompt(1500), 8) for _ in range(3)]
+        _, idle = await self.three_long_prompts()
         streams = [asyncio.create_task(self.complete(self.prompt(64), 400)) for _ in range(8)]
         await asyncio.sleep(3.0)  # all eight decode
-        arrived = time.perf_counter()
-        longs = []
-        for index in range(3):
-            await asyncio.sleep(max(0.0, arrived + index - time.perf_counter()))
-            longs.append(asyncio.create_task(self.complete(self.prompt(1500), 8)))
-        lines, long_lines = await asyncio.gather(*streams), await asyncio.gather(*longs)
+        arrived, long_lines = await self.three_long_prompts()
+        lines = await asyncio.gather(*streams)
+        check([*after_each_other, *idle])
         check([*lines, *long_lines])
         end = max(line.tokens[0] for line in long_lines)
         before = [
@@ -112,10 +119,9 @@ class Load:
             "worst_gap_over_median_before": max(during) / statistics.median(before),
             "gap_during_ms": gap_summary(during),
             "ttft_s": [line.ttft for line in long_lines],
-            "ttft_alone_s": [line.ttft for line in alone],
-            "ttft_over_alone": [
-                line.ttft / statistics.median([one.ttft for one in alone]) for line in long_lines
-            ],
+            "ttft_idle_s": [line.ttft for line in idle],
+            "ttft_over_idle": [line.ttft / one.ttft for line, one in zip(long_lines, idle, strict=True)],
+            "ttft_one_after_the_other_s": [line.ttft for line in after_each_other],
             "streams_outlived_the_prompts": streaming > end,
         }
 

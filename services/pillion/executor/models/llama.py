@@ -33,35 +33,41 @@ class _Reader:
         self.source = source
         self.spec = spec
         self.shard = shard
-        self._to = {"dtype": dtype, "device": device}
+        self._dtype = dtype
+        self._device = device
         # Fewer KV heads than ranks: neighbours hold the same one.
         self._copies = max(1, shard.tp_size // spec.num_kv_heads)
 
     def whole(self, name: str) -> Tensor:
-        return self.source.get(name).to(**self._to, copy=True)
+        return self._own(self.source.get(name))
 
     def rows(self, name: str) -> Tensor:
         tensor = self.source.get(name)
-        return tensor[self.shard.part(len(tensor))].to(**self._to, copy=True)
+        return self._own(tensor[self.shard.part(len(tensor))])
 
     def columns(self, name: str) -> Tensor:
         tensor = self.source.get(name)
-        return tensor[:, self.shard.part(tensor.shape[1])].to(**self._to, copy=True)
+        return self._own(tensor[:, self.shard.part(tensor.shape[1])])
 
     def query_heads(self, name: str) -> Tensor:
         """Rows of this rank's query heads, in the order of rotary pairs."""
         heads = paired(self.source.get(name).unflatten(0, (self.spec.num_heads, -1)), 1)
-        return heads[self.shard.part(self.spec.num_heads)].flatten(0, 1).to(**self._to)
+        return self._own(heads[self.shard.part(self.spec.num_heads)].flatten(0, 1))
 
     def kv_heads(self, name: str, *, rotary: bool) -> Tensor:
         heads = self.source.get(name).unflatten(0, (self.spec.num_kv_heads, -1))
         heads = (paired(heads, 1) if rotary else heads).repeat_interleave(self._copies, 0)
-        return heads[self.shard.part(len(heads))].flatten(0, 1).to(**self._to)
+        return self._own(heads[self.shard.part(len(heads))].flatten(0, 1))
+
+    def _own(self, part: Tensor) -> Tensor:
+        """A copy: what was read may be a view of the file."""
+        return part.to(dtype=self._dtype, device=self._device, copy=True)
 
 
 def paired(x: Tensor, axis: int) -> Tensor:
     """Checkpoints turn element i with i + half; here the two lie side by side. Scores do not change by it."""
-    return x.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+    halves: Tensor = x.unflatten(axis, (2, -1))
+    return halves.transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
 class Layer:

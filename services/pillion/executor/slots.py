@@ -139,7 +139,7 @@ class Slots:
         sequence = self[slot]
         self.tokens[slot, sequence.length] = token
         sequence.length += 1
-        if token in sequence.ends and sequence.output > sequence.sampling.min_tokens + 1:
+        if token in sequence.ends and sequence.output > sequence.sampling.min_tokens:
             sequence.finish = executor_pb2.STOP
         elif sequence.output >= sequence.max_tokens or sequence.length >= self.max_model_len:
             sequence.finish = executor_pb2.LENGTH

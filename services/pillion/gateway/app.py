@@ -76,17 +76,19 @@ class App:
                 http[TENANT] = self.state.keys.tenant(http.headers.get("Authorization"))
             return await handler(http)
         except ApiError as error:
-            return _error(error)
+            return error_response(error)
         except web.HTTPRequestEntityTooLarge:
             limit = self.state.config.gateway.max_body_bytes
-            return _error(ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large"))
+            return error_response(
+                ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
+            )
         except web.HTTPException as error:
-            return _error(ApiError(error.status, error.reason))
+            return error_response(ApiError(error.status, error.reason))
         except ConnectionError:
             raise  # nobody is left to answer
         except Exception:
             log.exception("request %s failed", http[IDENTITY])
-            return _error(
+            return error_response(
                 ApiError(
                     500,
                     "The server failed on this request; its log says why.",
@@ -249,7 +251,8 @@ def _json(answer: Any, status: int = 200, headers: Mapping[str, str] | None = No
     )
 
 
-def _error(error: ApiError) -> web.Response:
+def error_response(error: ApiError) -> web.Response:
+    """The error as an answer, in OpenAI's shape."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
@@ -266,7 +269,8 @@ def _label(http: web.Request) -> str | None:
 
 async def _mark(http: web.Request, response: web.StreamResponse) -> None:
     """The system's id goes with every answer, and the client's own beside it."""
-    response.headers["x-request-id"] = http[IDENTITY]
+    # What aiohttp refuses by itself, as an unknown expectation, has no id yet.
+    response.headers["x-request-id"] = http.get(IDENTITY) or ids.request_id()
     label = _label(http)
     if label is not None:
         response.headers["x-client-request-id"] = label

@@ -15,6 +15,7 @@ from pillion.bus import UNREACHABLE, Tail
 from pillion.config import Config
 from pillion.contracts.entries import Heartbeat, UnknownSchema, decode
 from pillion.gateway.app import App
+from pillion.gateway.listener import Runner
 from pillion.gateway.model import load_model
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.state import State
@@ -48,7 +49,7 @@ class Gateway:
     async def server(self) -> None:
         """Answers HTTP until it is cancelled. Raises Stop where the port cannot be had."""
         settings = self.state.config.gateway
-        runner = web.AppRunner(
+        runner = Runner(
             App(self.state).application(),
             handler_cancellation=True,  # a client that goes away cancels its handler
             access_log=None,

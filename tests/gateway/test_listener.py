@@ -1,0 +1,70 @@
+"""What never reaches the app, over a bare socket: answered in OpenAI's shape, and no traceback in the log."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+async def _send(url: str, raw: bytes) -> tuple[int, bytes, Any]:
+    """Status, head and decoded body of the first answer on a connection of its own."""
+    where = urlsplit(url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    try:
+        async with asyncio.timeout(5):
+            writer.write(raw)
+            head = await reader.readuntil(b"\r\n\r\n")
+            fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+            body = await reader.readexactly(int(fields[b"content-length"]))
+    finally:
+        writer.close()
+    assert fields[b"content-type"].startswith(b"application/json")
+    assert len(fields[b"x-request-id"]) == 32
+    return int(head.split()[1]), head, json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (POST + b"Expect: foo\r\nContent-Length: 2\r\n\r\n{}", 417),
+        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\nExpect: foo\r\n\r\n", 417),
+    ],
+)
+async def test_what_aiohttp_answers_itself(start: Any, caplog: Any, raw: bytes, status: int) -> None:
+    stack = await start()
+    got, _, body = await _send(stack.url, raw)
+    assert (got, set(body["error"])) == (status, {"message", "type", "param", "code"})
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET /version HTTP/1.1\r\nHost: x\r\nX-Secret: " + b"s" * 9000 + b"\r\n\r\n",
+        POST + b"Content-Length: secret\r\n\r\n{}",
+        b"SECRET! / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03secret",
+        POST + b"Transfer-Encoding: chunked\r\n\r\nsecret\r\n",
+        POST + b"Content-Encoding: br\r\nContent-Length: 6\r\n\r\nsecret",
+        POST + b"Content-Encoding: gzip\r\nContent-Length: 6\r\n\r\nsecret",
+    ],
+    ids=["header", "length", "method", "tls", "chunk", "br", "gzip"],
+)
+async def test_what_is_no_http(start: Any, caplog: Any, raw: bytes) -> None:
+    stack = await start()
+    caplog.set_level(logging.DEBUG)
+    status, _, body = await _send(stack.url, raw)
+    assert (status, set(body["error"])) == (400, {"message", "type", "param", "code"})
+    assert "secret" not in json.dumps(body).lower()
+    await asyncio.sleep(0.05)  # an error that is logged after the answer would come now
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
+    lines = [record for record in caplog.records if record.name == "pillion.gateway.listener"]
+    assert len(lines) <= 1
+    assert "secret" not in caplog.text.lower()

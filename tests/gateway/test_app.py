@@ -30,6 +30,7 @@ async def test_what_is_not_there(start: Any) -> None:
         ("GET", "/", 404, "not_found"),
         ("GET", "/v2/x", 404, "not_found"),
         ("POST", "/v1/embeddings", 404, "not_found"),
+        ("POST", "/v1/responses", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
@@ -38,6 +39,9 @@ async def test_what_is_not_there(start: Any) -> None:
         got, body, _ = await stack.fetch(method, path)
         assert (got, body["error"]["code"]) == (status, code), path
         assert set(body["error"]) == {"message", "type", "param", "code"}
+        if path.startswith("/v1/") and code == "not_found":
+            assert body["error"]["message"].startswith(f"The endpoint {path} is not supported here; ")
+            assert "/v1/chat/completions" in body["error"]["message"]
     status, body, _ = await stack.fetch("POST", "/v1/completions", json={"model": "other", "prompt": "x"})
     assert (status, body["error"]["code"], body["error"]["param"]) == (404, "model_not_found", "model")
 

@@ -265,6 +265,8 @@ def test_unknown_keys_in_messages_are_ignored_and_counted() -> None:
         ([{"role": ["user"], "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{"role": "assistant", "content": []}], "messages[0].content"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
             "messages[0].content[0].type",
@@ -280,6 +282,27 @@ def test_messages_that_are_none(messages: Any, param: str) -> None:
     with pytest.raises(ApiError) as refusal:
         forms.chat({"messages": messages})
     assert (refusal.value.status, refusal.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self"),
+        *("bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"),
+    ],
+)
+def test_what_a_template_gets_from_the_server_is_not_for_kwargs(key: str) -> None:
+    for form in (Form.CHAT, Form.TOKENIZE):
+        asked = {"messages": [{"role": "user", "content": "x"}]}
+        with pytest.raises(ApiError) as refusal:
+            PARSE[form](asked | {"chat_template_kwargs": {"enable_thinking": False, key: None}})
+        assert (refusal.value.status, refusal.value.param) == (400, f"chat_template_kwargs.{key}")
+
+
+def test_a_refusal_is_one_sentence_that_says_why() -> None:
+    with pytest.raises(ApiError) as refusal:
+        forms.chat(MINIMAL[CHAT] | {"tools": [{}]})
+    assert refusal.value.message == "tools is refused: tool calling is not supported yet."
 
 
 def test_text_parts_are_joined() -> None:

@@ -119,7 +119,9 @@ async def test_s13_prompts_at_the_limit(start: Any) -> None:
         assert got == status, answered
         if status == 400:
             error = answered["error"]
-            assert error["code"] == "context_length_exceeded" and "2048" in error["message"]
+            assert error["code"] == "context_length_exceeded"
+            # The limit may be the model's own or what the KV cache holds; the facts have one number.
+            assert error["message"].startswith("This server takes at most 2048 tokens, prompt and output")
             assert str(length) in error["message"]
             assert error["param"] == ("max_tokens" if asked else "prompt")
 

@@ -103,6 +103,13 @@ class App:
             methods = next(
                 (found for prefix, found in self._prefixes.items() if path.startswith(prefix)), None
             )
+        if methods is None and path.startswith("/v1/"):
+            here = ", ".join(known for known in self._routes if known.startswith("/v1/"))
+            raise ApiError(
+                404,
+                f"The endpoint {path[:128]} is not supported here; there are {here}.",
+                code="not_found",
+            )
         if methods is None:
             raise ApiError(404, f"There is nothing at {path[:128]}.", code="not_found")
         handler = methods.get("GET" if method == "HEAD" else method)

@@ -22,6 +22,11 @@ MAX_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 1024  # of the form; the configuration sets a lower bound
 MAX_LABEL = 512
+# What templates get from the server, and `self`, which is Jinja's own.
+TEMPLATE_OWN = (
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self",
+    "bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now",
+)  # fmt: skip
 
 
 class Form(enum.Enum):
@@ -88,6 +93,7 @@ _tools = "tool calling is not supported yet"
 _scoring = "log probabilities of the prompt are not supported yet"
 _texts_only = "only text is supported"
 _thinking = "the model has no such setting; see chat_template_kwargs"
+_template = "the server gives it to the chat template"
 _engine = "it has no meaning here"
 
 FIELDS: tuple[Field, ...] = (
@@ -101,7 +107,7 @@ FIELDS: tuple[Field, ...] = (
     # The chat template
     acted("add_generation_prompt", (CHAT, TOKENIZE), _boolean, True),
     acted("continue_final_message", (CHAT, TOKENIZE), _boolean, False),
-    acted("chat_template_kwargs", (CHAT, TOKENIZE), values.mapping),
+    acted("chat_template_kwargs", (CHAT, TOKENIZE), values.mapping_without(TEMPLATE_OWN, _template)),
     acted("add_special_tokens", (CHAT, COMPLETION, TOKENIZE), _boolean),
     acted("return_token_strs", (TOKENIZE,), _boolean, False),
     # How much, and where it ends
@@ -231,7 +237,7 @@ def read(body: Mapping[str, Any], table: Mapping[str, Field], prefix: str = "") 
         elif field.check is not None:
             result[name] = field.check(path, value)
         elif field.harmless is None or not field.harmless(value):
-            raise bad(path, f"{path} is not supported at this value: {field.why}.", "unsupported_parameter")
+            raise bad(path, f"{path} is refused: {field.why}.", "unsupported_parameter")
     return result
 
 

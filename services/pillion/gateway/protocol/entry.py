@@ -104,7 +104,7 @@ def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits
         wanted = asked.max_tokens or max(1, asked.wishes.min_tokens)
         if len(prompt) + wanted <= limits.max_model_len:
             continue
-        limit = f"The model's context is {limits.max_model_len} tokens"
+        limit = f"This server takes at most {limits.max_model_len} tokens, prompt and output together"
         if len(prompt) >= limits.max_model_len:
             raise bad(
                 form,

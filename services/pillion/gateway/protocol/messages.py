@@ -56,6 +56,8 @@ def _content(path: str, content: Any) -> str:
     """A text, or text parts joined by line breaks: templates of text models write contents as they are."""
     if isinstance(content, str):
         return content
+    if content == []:
+        raise bad(path, f"{path} must hold at least one part.", "empty_array")
     texts = []
     for index, entry in enumerate(_array(path, content)):
         at = f"{path}[{index}]"

@@ -118,6 +118,19 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def mapping_without(reserved: Collection[str], why: str) -> Check:
+    """An object with none of the `reserved` keys."""
+
+    def check(name: str, value: Any) -> dict[str, Any]:
+        entries = mapping(name, value)
+        for key in reserved:
+            if key in entries:
+                raise bad(f"{name}.{key}", f"{name}.{key} is refused: {why}.", "unsupported_parameter")
+        return entries
+
+    return check
+
+
 def bias(most: int) -> Check:
     """Token ids (JSON keys are strings) to -100..100. Whether the ids exist is the model's to say."""
     amount = number(-100.0, 100.0)

@@ -356,6 +356,11 @@ def _convert(leaf: Leaf, value: Any, source: str) -> Any:
         raise ConfigError(f"{leaf.name} from {source}: {shown} is not valid: {error}") from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{leaf.name} from {source}: {shown} is not valid: Expected a finite number")
+    if leaf.name == "kv_cache_memory":
+        try:
+            parse_bytes(converted)
+        except ConfigError as error:
+            raise ConfigError(f"{leaf.name} from {source}: {error}") from None
     return converted
 
 

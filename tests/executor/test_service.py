@@ -349,6 +349,7 @@ async def test_a_lost_scheduler_leaves_the_model_and_nothing_queued(house: House
     await stream.send(prefill(1, 0, 1, [1, 2]))
     await stream.send(decode(2, 0, len(PROMPT)))
     await until(lambda: len(house.servicer._current._running) == 2)
+    await until(lambda: house.gate.began == [1])  # it runs; what is only queued is discarded
     stream.call.cancel()
     await until(lambda: house.servicer._current is None)
     house.gate.door.set()

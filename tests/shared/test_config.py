@@ -227,3 +227,8 @@ class TestSizes:
     def test_are_a_positive_number_or_an_error(self, text: str):
         with contextlib.suppress(ConfigError):
             assert parse_bytes(text) >= 0
+
+
+def test_a_size_that_is_none_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError, match="kv_cache_memory from PILLION_KV_CACHE_MEMORY: '5XB' is no size"):
+        load(environ={"PILLION_KV_CACHE_MEMORY": "5XB"})

@@ -67,13 +67,18 @@ class Engine:
         max_step_tokens = max(scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS, max_num_seqs)
         block_size = executor.block_size or backend.capabilities.block_size
         memory = executor.kv_cache_memory
+        wanted = config.model.max_model_len or spec.max_position
+        if wanted > spec.max_position:
+            raise ConfigError(
+                f"max_model_len {wanted} is more than the model's context of {spec.max_position}; lower it"
+            )
         shape = CacheShape(
             self.model.layers, 1, block_size, self.model.kv_heads, spec.head_size, dtype, device
         )
         pool = size_pool(
             block_bytes=shape.bytes,
             block_size=block_size,
-            max_model_len=min(config.model.max_model_len or spec.max_position, spec.max_position),
+            max_model_len=wanted,
             max_num_seqs=max_num_seqs,
             num_blocks=executor.num_kv_blocks,
             memory=None if memory is None else parse_bytes(memory),

@@ -30,13 +30,19 @@ _RANGES = {
 }
 
 
+# What the demo model's authors use in their model card's example; its GGUF file cannot say it.
+_DEMO = SamplingDefaults(temperature=0.2, top_p=0.9)
+
+
 def sampling_defaults(located: Located, mode: str = "auto") -> SamplingDefaults:
-    """Of generation_config.json (a GGUF file has none). `mode` none: neutral. Raises ModelFileError.
+    """Of generation_config.json (a GGUF file has none; the demo's are known). `mode` none: neutral.
+
+    Raises ModelFileError.
 
     `do_sample: false`, said outright, means temperature 0.
     """
     if mode == "none" or located.kind == "gguf":
-        return SamplingDefaults()
+        return _DEMO if mode != "none" and located.name == "demo" else SamplingDefaults()
     path = located.path / "generation_config.json"
     config = read_json(path, optional=True)
     values: dict[str, Any] = {}

@@ -252,6 +252,7 @@ def test_settings_that_cannot_be(tiny_model, make_engine):
         ({"backend": "fast"}, "there is no backend fast"),
         ({"block_size": 24}, "no multiple of 16"),
         ({"device": "cuda"}, "no CUDA device"),
+        ({"max_model_len": 2049}, "more than the model's context of 2048"),
     ]:
         if "device" in leaves and torch.cuda.is_available():
             continue

@@ -119,6 +119,11 @@ def test_sampling_defaults(tmp_path):
     assert sampling_defaults(folder(tmp_path, generation_config={"do_sample": False})).temperature == 0.0
 
 
+def test_the_demo_answers_sensibly_by_default(demo):
+    assert sampling_defaults(demo) == SamplingDefaults(temperature=0.2, top_p=0.9)
+    assert sampling_defaults(demo, "none") == SamplingDefaults()
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("top_p", 7), ("temperature", "hot"), ("top_k", -1), ("top_p", True)]
 )

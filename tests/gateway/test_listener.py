@@ -11,13 +11,15 @@ import pytest
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-async def _send(url: str, raw: bytes) -> tuple[int, bytes, Any]:
+async def _send(url: str, *pieces: bytes) -> tuple[int, bytes, Any]:
     """Status, head and decoded body of the first answer on a connection of its own."""
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
         async with asyncio.timeout(5):
-            writer.write(raw)
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.02)  # so that the server reads them one by one
             head = await reader.readuntil(b"\r\n\r\n")
             fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
             body = await reader.readexactly(int(fields[b"content-length"]))
@@ -52,10 +54,11 @@ async def test_what_aiohttp_answers_itself(start: Any, caplog: Any, raw: bytes, 
         b"SECRET! / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03secret",
         POST + b"Transfer-Encoding: chunked\r\n\r\nsecret\r\n",
+        POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nsecret\r\n",
         POST + b"Content-Encoding: br\r\nContent-Length: 6\r\n\r\nsecret",
         POST + b"Content-Encoding: gzip\r\nContent-Length: 6\r\n\r\nsecret",
     ],
-    ids=["header", "length", "method", "tls", "chunk", "br", "gzip"],
+    ids=["header", "length", "method", "tls", "chunk", "second chunk", "br", "gzip"],
 )
 async def test_what_is_no_http(start: Any, caplog: Any, raw: bytes) -> None:
     stack = await start()
@@ -68,3 +71,14 @@ async def test_what_is_no_http(start: Any, caplog: Any, raw: bytes) -> None:
     lines = [record for record in caplog.records if record.name == "pillion.gateway.listener"]
     assert len(lines) <= 1
     assert "secret" not in caplog.text.lower()
+
+
+@pytest.mark.parametrize("rest", [(b"secret\r\n",), (b"2\r\n{}\r\n", b"secret\r\n")])
+async def test_a_body_that_turns_out_to_be_no_http(start: Any, caplog: Any, rest: tuple[bytes, ...]) -> None:
+    """The handler waits for the body already: it must be told."""
+    stack = await start()
+    status, _, body = await _send(stack.url, POST + b"Transfer-Encoding: chunked\r\n\r\n", *rest)
+    assert (status, body["error"]["code"]) == (400, "invalid_body")
+    await asyncio.sleep(0.05)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "secret" not in json.dumps(body)

@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestPayloadError
+from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
 from pillion import ids
 from pillion.gateway.app import error_response
@@ -42,6 +42,13 @@ class _Server(web.Server):
 
 class _Connection(web.RequestHandler):
     __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """The parser tells the connection, but not the handler that waits for the body; it would for ever."""
+        super().data_received(data)
+        broken = bool(self._messages) and isinstance(self._messages[-1][0], _ErrInfo)
+        if broken and self._current_request is not None and not self._current_request.content.is_eof():
+            self._current_request.content.set_exception(RequestPayloadError("it is no valid HTTP"))
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """A body that cannot be decoded fails once more where its rest is read off, after the answer."""

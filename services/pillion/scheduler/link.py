@@ -36,7 +36,7 @@ class Link:
         self.why_not = "no executor is attached"  # for readiness; empty while attached
         self._deliver = deliver
         # One queue an attachment, None while there is none: a former one's writer takes nothing more.
-        self._plans: asyncio.Queue[Plan] | None = None
+        self._plans: asyncio.Queue[Plan | None] | None = None
 
     def send(self, plan: Plan) -> None:
         """Plans that are sent while nothing is attached are lost, as `Disconnected` says."""
@@ -62,7 +62,7 @@ class Link:
             self._deliver(Disconnected())
 
     async def _attach(self, stub: executor_pb2_grpc.ExecutorStub, epoch: int) -> None:
-        plans: asyncio.Queue[Plan] = asyncio.Queue(PLANS)
+        plans: asyncio.Queue[Plan | None] = asyncio.Queue(PLANS)
         call = stub.Attach(self._messages(epoch, plans))
         try:
             async for message in call:
@@ -82,6 +82,10 @@ class Link:
                         return
         finally:
             call.cancel()
+            if plans.empty():
+                plans.put_nowait(
+                    None
+                )  # a writer that waits for a plan ends now, and not when it is collected
 
     def _refused(self, refused: pb.Refused) -> None:
         if refused.reason == "epoch":
@@ -90,7 +94,7 @@ class Link:
             raise Stop(Exit.USAGE, refused.message)
         self.why_not = refused.message
 
-    async def _messages(self, epoch: int, plans: asyncio.Queue[Plan]) -> AsyncIterator[pb.ToExecutor]:
+    async def _messages(self, epoch: int, plans: asyncio.Queue[Plan | None]) -> AsyncIterator[pb.ToExecutor]:
         yield wire.open_message(epoch, self.replica)
-        while True:
-            yield wire.plan_message(await plans.get())
+        while (plan := await plans.get()) is not None:
+            yield wire.plan_message(plan)

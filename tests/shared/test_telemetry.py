@@ -81,7 +81,7 @@ class TestMetrics:
 
     def test_that_a_service_did_not_ask_for_are_an_error(self):
         with pytest.raises(KeyError):
-            _ = Metrics("one", "1", [names.PREEMPTIONS])[names.FLOPS]
+            _ = Metrics("one", "1", [names.PREEMPTIONS])[names.STEP_SECONDS]
 
     def test_are_served_and_the_port_is_given_back(self):
         metrics = Metrics("one", "1", [names.PREEMPTIONS])

@@ -1,6 +1,5 @@
 """The executor's process: a gRPC server that answers at once, while the model is loaded beside it."""
 
-import asyncio
 import logging
 import os
 import resource
@@ -23,6 +22,7 @@ from pillion.executor.spans import Spans
 from pillion.executor.watch import Watch
 from pillion.modelfiles import ModelFileError
 from pillion.telemetry import Metrics, names, tracing
+from pillion.telemetry.endpoint import endpoint
 
 log = logging.getLogger(__name__)
 
@@ -68,26 +68,10 @@ async def run(config: Config) -> int:
             servicer.end()
             await grpc_server.stop(grace=1.0)
 
-    async def endpoint() -> None:
-        if config.telemetry.metrics_port is None:
-            return
-        host, port = config.telemetry.metrics_host, config.telemetry.metrics_port
-        try:
-            served = metrics.serve(host, port)
-        except OSError as error:
-            raise Stop(
-                Exit.USAGE, f"cannot serve metrics on {host}:{port}: {error.strerror}; set --metrics-port"
-            ) from None
-        log.info("metrics on http://%s:%d/metrics", host, served.port)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            served.close()
-
     # A model that fails to load fails again: no restart.
     supervisor.add("model", model, max_restarts=0)
     supervisor.add("server", server)
-    supervisor.add("metrics", endpoint)
+    supervisor.add("metrics", lambda: endpoint(metrics, config.telemetry))
     supervisor.on_drain(servicer.drain)
     code = await supervisor.run()
     if not await compute.close(_END_SECONDS):

@@ -41,7 +41,6 @@ class Publisher:
         self, connection: Connection, keys: Keys, replica: str, lease: Lease, ledger: Ledger, retention: float
     ) -> None:
         self.last = "0-0"  # the journal's last id, as far as known
-        self.commands = 0
         self._connection = connection
         self._keys = keys
         self._replica = replica

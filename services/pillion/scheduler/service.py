@@ -37,6 +37,7 @@ from pillion.scheduler.observe import Observer
 from pillion.scheduler.publisher import GROUP, Publisher, Refused, Step
 from pillion.scheduler.spans import Spans
 from pillion.telemetry import names
+from pillion.telemetry.endpoint import endpoint
 
 log = logging.getLogger(__name__)
 
@@ -233,12 +234,6 @@ async def run(config: Config) -> int:
     if config.stack.redis is None:
         raise Stop(Exit.USAGE, "the scheduler needs --redis URL; `pillion up` starts an embedded one")
     service = Service(config, config.stack.redis)
-    endpoint = None
-    if config.telemetry.metrics_port is not None:
-        endpoint = service.observer.metrics.serve(
-            config.telemetry.metrics_host, config.telemetry.metrics_port
-        )
-        log.info("metrics on port %d", endpoint.port)
     supervisor = Supervisor(f"scheduler {service.replica}", config.gateway.drain_timeout)
 
     async def lead() -> None:
@@ -262,10 +257,9 @@ async def run(config: Config) -> int:
 
     # The core's state cannot be mended in place; a successor process reads the journal instead.
     supervisor.add("replica", led, max_restarts=0)
+    supervisor.add("metrics", lambda: endpoint(service.observer.metrics, config.telemetry))
     supervisor.on_drain(service.drain)
     try:
         return int(await supervisor.run())
     finally:
         await service.close()
-        if endpoint is not None:
-            endpoint.close()

@@ -157,19 +157,6 @@ STEPS_FAILED = Metric("pillion_steps_failed_total", "counter", "executor", "Step
 STEP_PART_SECONDS = Metric(
     "pillion_step_part_seconds_total", "counter", "executor", "Time of steps by part.", ("part",)
 )
-FLOPS = Metric(
-    "pillion_flops_total",
-    "counter",
-    "executor",
-    "Floating point operations of the steps, counted from shapes.",
-)
-READ_BYTES = Metric(
-    "pillion_read_bytes_total",
-    "counter",
-    "executor",
-    "Bytes of weights and KV that the steps read, counted from shapes.",
-)
-
 BUILD_INFO = Metric("pillion_build_info", "gauge", "process", "Always 1.", ("service", "version"))
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -5,16 +5,13 @@ instrumentation, since a stream entry outlives any call.
 """
 
 import os
-import time
 from collections.abc import Callable
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags, Tracer
+from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags, Tracer
 
 from pillion.telemetry import names
-
-KINDS = SpanKind
 
 
 def setup(service: str, version: str, instance: str) -> Callable[[], None]:
@@ -69,7 +66,3 @@ def context(parent: str) -> Context | None:
 def nanoseconds(wall: float) -> int:
     """A wall clock time in the SDK's unit, for spans that are made after the fact."""
     return int(wall * 1e9)
-
-
-def now() -> int:
-    return time.time_ns()

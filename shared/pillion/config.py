@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 ENV_PREFIX = "PILLION_"
+DEFAULT_SLO_TBT = 0.1  # seconds
 
 
 class ConfigError(ValueError):
@@ -105,7 +106,10 @@ class Scheduler(Section, frozen=True):
     max_num_batched_tokens: Annotated[
         Positive | None, Meta(description="the token budget: most tokens a step computes [from --slo-tbt]")
     ] = None
-    slo_tbt: Annotated[float, Meta(description="target of the time between tokens, seconds", gt=0)] = 0.1
+    slo_tbt: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(description="target of the time between tokens, seconds [0.1; none beside an explicit budget]"),
+    ] = None
     max_step_seconds: Annotated[
         float | None, Meta(description="longest step with no decode to protect, seconds [twice --slo-tbt]")
     ] = None
@@ -136,6 +140,13 @@ class Scheduler(Section, frozen=True):
     journal_retention: Annotated[
         float, Meta(description="how long a finished request's record is kept, seconds", gt=0)
     ] = 600.0
+
+    @property
+    def step_target(self) -> float | None:
+        """Seconds that a step with decodes may take; None where the token budget alone was asked for."""
+        if self.slo_tbt is None and self.max_num_batched_tokens is None:
+            return DEFAULT_SLO_TBT
+        return self.slo_tbt
 
 
 class Executor(Section, frozen=True):

@@ -69,6 +69,18 @@ def test_the_largest_tile_multiple_that_keeps_the_target(toy):
         assert predicted(tokens) <= 0.05 < predicted(tokens + 16)
 
 
+def test_an_explicit_budget_is_the_budget(toy):
+    """The default target limits only who named neither; whoever named both gets both."""
+
+    def allowed(cap, target, decodes=8):
+        made = budget(toy, {"max_num_batched_tokens": cap, "slo_tbt": target})
+        return made.allow(decodes, 4000, 500).tokens
+
+    assert true_time(512, 0) > 0.1
+    assert allowed(512, None) == allowed(512, None, decodes=0) == 512
+    assert allowed(512, 0.05) < allowed(None, None) < 512
+
+
 def test_it_grows_with_no_decode_to_protect(toy):
     made = budget(toy, {"slo_tbt": 0.05})
     alone, protecting = made.allow(0, 0, 0).tokens, made.allow(1, 0, 0).tokens

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from pillion import clock, ids
 from pillion.bus import Connection, Keys
-from pillion.config import Config
+from pillion.config import DEFAULT_SLO_TBT, Config
 from pillion.contracts.entries import Facts
 from pillion.gateway import auth
 from pillion.gateway.account import METRICS, Accounts
@@ -44,7 +44,7 @@ class State:
         self.keys = auth.Keys(config.gateway.api_key)
         self.texter = Texter()
         self.metrics = Metrics("gateway", VERSION, METRICS)
-        self.accounts = Accounts(self.metrics, tracing.tracer(), config.scheduler.slo_tbt)
+        self.accounts = Accounts(self.metrics, tracing.tracer(), config.scheduler.slo_tbt or DEFAULT_SLO_TBT)
         self.model: Model | None = None
         self.draining = False
         self.calls: dict[str, Call] = {}

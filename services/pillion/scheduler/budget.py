@@ -1,7 +1,7 @@
 """How many tokens the next step may compute, and how many of them may be decodes."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 from pillion.config import Scheduler
 from pillion.contracts.entries import Facts
@@ -16,15 +16,16 @@ class Allowance:
 
 
 class Budget:
-    """The largest multiple of the tile whose predicted time keeps the target."""
+    """The largest multiple of the tile below the cap whose predicted time keeps the target, if there is one."""
 
     def __init__(self, settings: Scheduler, facts: Facts) -> None:
         self.tile = min(settings.tile or facts.tile, facts.max_step_tokens)
         self.cost = CostModel(self.tile)
         self._most = facts.max_step_tokens
         self._cap = min(settings.max_num_batched_tokens or self._most, self._most)
-        self._target = settings.slo_tbt
-        self._grown = settings.max_step_seconds or 2 * settings.slo_tbt
+        target = settings.step_target
+        self._target = inf if target is None else target
+        self._grown = settings.max_step_seconds or 2 * self._target
         self._share = settings.min_prefill_share
         self._turns = settings.prefill_guard == "turns"
 

@@ -16,7 +16,7 @@ class Allowance:
 
 
 class Budget:
-    """The largest multiple of the tile below the cap whose predicted time keeps the target, if there is one."""
+    """The largest multiple of the tile whose predicted time keeps the target, if there is one."""
 
     def __init__(self, settings: Scheduler, facts: Facts) -> None:
         self.tile = min(settings.tile or facts.tile, facts.max_step_tokens)

@@ -8,10 +8,11 @@ reads the environment but `load`.
 import difflib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -361,18 +362,49 @@ def _convert(leaf: Leaf, value: Any, source: str) -> Any:
             value.lower(), value
         )
     shown = "the value" if leaf.secret else repr(value)
+    place = source if source in (leaf.flag, leaf.env) else f"{source}: {leaf.name}"
     try:
         converted = msgspec.convert(value, leaf.type, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{leaf.name} from {source}: {shown} is not valid: {error}") from None
-    if isinstance(converted, float) and not math.isfinite(converted):
-        raise ConfigError(f"{leaf.name} from {source}: {shown} is not valid: Expected a finite number")
+        valid = not isinstance(converted, float) or math.isfinite(converted)
+    except msgspec.ValidationError:
+        valid = False
+    if not valid:
+        raise ConfigError(f"{place}: {shown} is {_expected(leaf.type)}")
     if leaf.name == "kv_cache_memory":
         try:
             parse_bytes(converted)
         except ConfigError as error:
-            raise ConfigError(f"{leaf.name} from {source}: {error}") from None
+            raise ConfigError(f"{place}: {error}") from None
     return converted
+
+
+def _expected(annotation: Any, limits: Meta | None = None) -> str:
+    """What a refused value is not; follows "VALUE is"."""
+    if hasattr(annotation, "__metadata__"):
+        own = [meta for meta in annotation.__metadata__ if meta.pattern or _limits(meta)]
+        return _expected(annotation.__origin__, own[0] if own else limits)
+    if get_origin(annotation) is tuple:
+        return "no list of texts"
+    for part in get_args(annotation):
+        if part is not type(None):
+            return _expected(part, limits)
+    if annotation is bool:
+        return "neither true nor false"
+    if annotation in (int, float):
+        kind = "whole number" if annotation is int else "number"
+        return " ".join((f"no {kind}", *([_limits(limits)] if limits else ())))
+    if limits is None or limits.pattern is None:
+        return "no text"
+    if choices := re.fullmatch(r"\^\(([\w|]+)\)\$", limits.pattern):
+        return f"none of {choices[1].replace('|', ', ')}"
+    return "no name of letters, digits, '.', '_' and '-'"
+
+
+def _limits(meta: Meta) -> str:
+    if meta.ge is not None and meta.le is not None:
+        return f"from {meta.ge} to {meta.le}"
+    ends = {"of at least": meta.ge, "above": meta.gt, "at most": meta.le, "below": meta.lt}
+    return " and ".join(f"{word} {end}" for word, end in ends.items() if end is not None)
 
 
 def _nearest(name: str, names: Any) -> str:

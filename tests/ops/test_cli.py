@@ -68,8 +68,8 @@ def test_config_show_tells_each_value_and_its_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("up", "--port", "80x"), "port from --port"),
-        (("serve", "demo", "--dtype", "int3"), "dtype from --dtype"),
+        (("up", "--port", "80x"), "--port: '80x' is no whole number from 0 to 65535"),
+        (("serve", "demo", "--dtype", "int3"), "--dtype: 'int3' is none of auto, bfloat16"),
         (("config", "show", "--config", "/none.toml"), "cannot read the configuration file /none.toml"),
         (("gateway",), "no Redis: give --redis URL"),
     ],

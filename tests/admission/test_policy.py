@@ -273,7 +273,7 @@ class TestRefusal:
     def test_of_an_unknown_model_only_when_all_models_are_known(self):
         stranger = request("a", model="gone")
         assert arrive(policy(), stranger) == []
-        assert arrive(policy(beat(), beat("1", state="starting", facts=None)), stranger) == []
+        assert arrive(policy(beat(), beat("1", state="unready", facts=None)), stranger) == []
         (refuse,) = arrive(policy(beat()), stranger)
         assert (refuse.refusal.status, refuse.refusal.code, refuse.refusal.param) == (
             404, "model_not_found", "model",

@@ -37,7 +37,8 @@ def test_it_says_what_stands(stack: RunningStack) -> None:
     said = "\n".join(stack.lines)
     assert "Pillion serves demo, ready after" in said
     for pattern in (
-        r"computes  \w+, backend \w+",
+        r"computes  \w+, \d+ threads",
+        r"backend   torch \(the best that runs \w+ on \w+\)",
         r"holds     \d+ KV blocks of \d+ tokens: \d+ requests of the full 8192",
     ):
         stack.wait_line(pattern, 1)

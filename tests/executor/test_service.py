@@ -416,6 +416,37 @@ async def test_gaps_are_counted_between_steps_that_leave_work(house: House) -> N
     assert sum(parts) <= house.samples("pillion_step_seconds_sum")
 
 
+async def test_a_step_s_work_is_counted_exactly(house: House) -> None:
+    """By hand: 3 layers, 96 wide, 3 heads and 1 KV head of 32, MLP 128, vocabulary 320, float32."""
+    layers = 3 * 96 * (3 * 32 + 2 * 32 + 3 * 32 + 3 * 128)
+    head = 96 * 320
+    flops = read = 0
+
+    async def counted() -> None:
+        await until(lambda: house.samples("pillion_flops_total") == flops)
+        assert house.samples("pillion_read_bytes_total") == read
+
+    def add(tokens: int, pairs: int, keys: int) -> None:
+        nonlocal flops, read
+        flops += 2 * (tokens * layers + head) + 3 * pairs * 3 * 32 * 4
+        read += 4 * (layers + head + tokens * 96 + 3 * keys * 2 * 32)
+
+    stream = await house.attach()
+    await stream.facts()
+    await stream.send(prefill(1, 0, 1, [1, 2]))
+    await stream.result()
+    add(tokens=20, pairs=20 * 21 // 2, keys=20)
+    await counted()
+    await stream.send(decode(2, 0, 20))
+    await stream.result()
+    add(tokens=1, pairs=21, keys=21)
+    await counted()
+    await stream.send(pb.Plan(step=3, release=[0]))
+    await stream.result()
+    await until(lambda: house.samples("pillion_step_seconds_count") == 3)
+    await counted()  # a step without rows does no work
+
+
 async def test_a_sequence_has_two_spans_whatever_its_length(house: House) -> None:
     trace_id, parent = "a" * 32, "b" * 16
     stream = await house.attach()

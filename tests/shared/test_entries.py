@@ -47,8 +47,9 @@ sampling = st.builds(
     st.dictionaries(token, real, max_size=3), number, st.booleans(), tokens, some(number),
 )  # fmt: skip
 facts = st.builds(
-    Facts, text, text, number, number, tokens, number, number, number, number, number, text, text, number
-)
+    Facts, text, text, number, number, tokens, number, number, number, number, number, text, text, number,
+    number, text,
+)  # fmt: skip
 items = st.builds(Tokens, text, number, number, tokens, some(text), some(token), number, logprobs, some(text))
 refusals = st.builds(Refusal, text, number, text, text, some(text), some(text), some(real))
 choices = st.builds(ChoiceRecord, tokens, text, some(token), number, logprobs, some(text))

@@ -45,7 +45,8 @@ def _capacity(config: Config, facts: Facts) -> list[str]:
     threads = config.executor.threads or len(os.sched_getaffinity(0))
     fit = usable // -(-facts.max_model_len // facts.block_size)
     return [
-        f"  computes  {facts.dtype}, backend {facts.backend}, {threads} threads",
+        f"  computes  {facts.dtype}, {threads} threads",
+        f"  backend   {facts.backend} ({facts.backend_reason})",
         f"  holds     {usable} KV blocks of {facts.block_size} tokens: {fit} requests of the full"
         f" {facts.max_model_len} tokens",
         f"  runs      up to {facts.max_num_seqs} sequences, {facts.max_step_tokens} tokens a step",

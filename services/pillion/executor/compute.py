@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from pillion.contracts import executor_pb2
 from pillion.contracts.entries import Facts
+from pillion.executor.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class Parts(Protocol):
-    """Where a step's time went, seconds."""
+    """Where a step's time went, seconds, and what it did. Nothing at all for a step without rows."""
 
     @property
     def prepare(self) -> float: ...
@@ -30,6 +31,9 @@ class Parts(Protocol):
 
     @property
     def sample(self) -> float: ...
+
+    @property
+    def work(self) -> Work: ...
 
 
 class Engine(Protocol):

@@ -19,6 +19,7 @@ from pillion.executor.models.parallel import Alone, Shard
 from pillion.executor.models.spec import ModelSpec
 from pillion.executor.sampling import Sampler
 from pillion.executor.slots import BadPlan, Slots
+from pillion.executor.work import Costs, Work
 from pillion.kernels.interface import Backend, CacheShape
 from pillion.kernels.rows import RowCounts, candidates, check, few_candidates, sample_rows
 from pillion.kernels.select import NoBackend, select
@@ -37,7 +38,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the last step's time went, seconds."""
+    """Where the last step's time went, seconds, and what it did."""
 
     prepare: float  # the plan to buffers
     forward: float  # all layers
@@ -45,6 +46,10 @@ class Parts:
     sample: float
     tokens: int  # computed, padding left out
     rows: int  # computed, padding included
+    work: Work
+
+
+_IDLE = Parts(0, 0, 0, 0, 0, 0, Work(0, 0))
 
 
 class Engine:
@@ -91,16 +96,16 @@ class Engine:
         self._slots = Slots(max_num_seqs, pool.max_model_len, pool.num_blocks, block_size, spec.end_tokens)
         self._batch = Batch(max_step_tokens, max_num_seqs, self._slots.tables.shape[1], device)
         self._sampler = Sampler(spec.vocab_size, spec.end_tokens)
+        self._costs = Costs.of(spec, shard, dtype.itemsize)
         with torch.inference_mode():
             self.row_counts, self.sample_row_counts = self._check_rows(
                 max_step_tokens, max_num_seqs, dtype, device
             )
-        self.reason = selected.reason  # why this backend
         self.notes = (
             *pool.notes,
             *_row_notes(self.row_counts, self.sample_row_counts),
         )  # what the user should know
-        self.parts = Parts(0, 0, 0, 0, 0, 0)
+        self.parts = _IDLE
         self._facts = Facts(
             model=config.model.served_model_name or located.name,
             fingerprint=_fingerprint(weights.identity, dtype, device, backend, shard),
@@ -116,6 +121,7 @@ class Engine:
             backend=backend.name,
             tp=shard.tp_size,
             pp=1,
+            backend_reason=selected.reason,
         )
 
     @property
@@ -139,6 +145,7 @@ class Engine:
         sequence.
         """
         began = time.perf_counter()
+        self.parts = _IDLE
         self._slots.check(plan)
         self._slots.apply(plan)
         for slot in plan.release:
@@ -228,6 +235,7 @@ class Engine:
             sample=time.perf_counter() - judged,
             tokens=step.tokens,
             rows=padded,
+            work=self._costs.step(rows),
         )
 
     def _add(

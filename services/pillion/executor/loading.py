@@ -47,7 +47,7 @@ def describe(engine: Engine, threads: int) -> list[str]:
     whole = min(usable // -(-facts.max_model_len // facts.block_size), facts.max_num_seqs)
     return [
         f"model {facts.model}, {facts.dtype}, {threads} threads",
-        f"backend {facts.backend}: {engine.reason}",
+        f"backend {facts.backend}: {facts.backend_reason}",
         f"{usable} KV blocks of {facts.block_size} tokens, {engine.kv_cache_bytes >> 20} MiB;"
         f" {whole} requests of the full {facts.max_model_len} tokens fit at once",
         *engine.notes,

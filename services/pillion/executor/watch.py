@@ -15,6 +15,8 @@ class Watch:
             part: metrics[names.STEP_PART_SECONDS].labels(part=part)
             for part in ("prepare", "forward", "logits", "sample")
         }
+        self._flops = metrics[names.FLOPS]
+        self._read_bytes = metrics[names.READ_BYTES]
         self._failed = metrics[names.STEPS_FAILED]
         self._spans = spans
 
@@ -26,6 +28,8 @@ class Watch:
         self._seconds.observe(step.result.seconds)
         for part, counter in self._parts.items():
             counter.inc(getattr(step.parts, part))
+        self._flops.inc(step.parts.work.flops)
+        self._read_bytes.inc(step.parts.work.read_bytes)
         if step.gap is not None:
             self._gap.observe(step.gap)
 

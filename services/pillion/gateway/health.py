@@ -55,7 +55,7 @@ class Replicas:
 
     def verdict(self, model: str, now: float) -> Verdict:
         """Ready when one replica of the model is. Else the reason of the one that is nearest to being it:
-        no_replica, silent (no fresh heartbeat), draining, starting, unready (it says why), stalled.
+        no_replica, silent (no fresh heartbeat), draining, unready (it says why), stalled.
         """
         best: tuple[int, Verdict] | None = None
         for name, seen in sorted(self._seen.items()):
@@ -94,10 +94,9 @@ def _judge(name: str, seen: _Seen, now: float) -> tuple[int, Verdict]:
         return 1, Verdict(False, "draining", f"Replica {name} is shutting down.")
     if beat.state != "ready":
         why = beat.reason or "it does not say why"
-        reason = beat.state if beat.state == "starting" else "unready"
-        return 2, Verdict(False, reason, f"Replica {name} is not ready: {why}.")
+        return 2, Verdict(False, "unready", f"Replica {name} is not ready: {why}.")
     if beat.stalled > STALLED:
         return 3, Verdict(False, "stalled", f"Replica {name} has a step overdue by {beat.stalled:.0f} s.")
     if seen.facts is None:
-        return 2, Verdict(False, "starting", f"Replica {name} has no model yet.")
+        return 2, Verdict(False, "unready", f"Replica {name} has no model yet.")
     return 4, READY

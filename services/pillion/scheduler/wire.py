@@ -45,6 +45,7 @@ def facts(message: pb.Facts) -> Facts:
         backend=message.backend,
         tp=message.tp,
         pp=message.pp,
+        backend_reason=message.backend_reason,
     )
 
 

@@ -153,6 +153,7 @@ class Facts(Struct, frozen=True):
     backend: str
     tp: int = 1
     pp: int = 1
+    backend_reason: str = ""  # why this backend; for people
 
 
 class Heartbeat(Struct, frozen=True):
@@ -160,7 +161,7 @@ class Heartbeat(Struct, frozen=True):
 
     replica: str
     epoch: int
-    state: str  # "starting", "ready", "unready", "draining"
+    state: str  # "ready", "unready", "draining"
     reason: str = ""  # why it is not ready
     facts: Facts | None = None
     last_entry: str = "0-0"  # the last run entry that it consumed

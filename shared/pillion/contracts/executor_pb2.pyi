@@ -134,7 +134,7 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):
-    """Why an Open was not accepted: "epoch", "schema", "loading"."""
+    """Why an Open was not accepted: "epoch", "schema", "draining", "loading"."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -177,6 +177,7 @@ class Facts(_message.Message):
     BACKEND_FIELD_NUMBER: _builtins.int
     TP_FIELD_NUMBER: _builtins.int
     PP_FIELD_NUMBER: _builtins.int
+    BACKEND_REASON_FIELD_NUMBER: _builtins.int
     schema: _builtins.int
     model: _builtins.str
     fingerprint: _builtins.str
@@ -191,6 +192,7 @@ class Facts(_message.Message):
     backend: _builtins.str
     tp: _builtins.int
     pp: _builtins.int
+    backend_reason: _builtins.str
     @_builtins.property
     def end_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -211,10 +213,11 @@ class Facts(_message.Message):
         backend: _builtins.str = ...,
         tp: _builtins.int = ...,
         pp: _builtins.int = ...,
+        backend_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "block_size", b"block_size", "dtype", b"dtype", "end_tokens", b"end_tokens", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_step_tokens", b"max_step_tokens", "model", b"model", "num_blocks", b"num_blocks", "pp", b"pp", "schema", b"schema", "tile", b"tile", "tp", b"tp", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "backend_reason", b"backend_reason", "block_size", b"block_size", "dtype", b"dtype", "end_tokens", b"end_tokens", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_step_tokens", b"max_step_tokens", "model", b"model", "num_blocks", b"num_blocks", "pp", b"pp", "schema", b"schema", "tile", b"tile", "tp", b"tp", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

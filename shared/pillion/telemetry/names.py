@@ -157,6 +157,14 @@ STEPS_FAILED = Metric("pillion_steps_failed_total", "counter", "executor", "Step
 STEP_PART_SECONDS = Metric(
     "pillion_step_part_seconds_total", "counter", "executor", "Time of steps by part.", ("part",)
 )
+FLOPS = Metric(
+    "pillion_flops_total", "counter", "executor",
+    "Operations (2 a multiply-add) of projections, MLPs, attention and output head; padding left out.",
+)  # fmt: skip
+READ_BYTES = Metric(
+    "pillion_read_bytes_total", "counter", "executor",
+    "Bytes of weights that steps read, once each, and of the KV that each sequence's rows see.",
+)  # fmt: skip
 BUILD_INFO = Metric("pillion_build_info", "gauge", "process", "Always 1.", ("service", "version"))
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -164,7 +164,7 @@ class Llama:
         self._backend = backend
         self._embedding = VocabParallelEmbedding(reader.rows("model.embed_tokens.weight"), shard, collective)
         self._layers = [
-            Layer(index, reader, backend, collective, _window(spec, index))
+            Layer(index, reader, backend, collective, spec.window(index))
             for index in range(shard.first_layer, shard.last_layer)
         ]
         self._norm = reader.whole("model.norm.weight").float()  # so that its result is not rounded either
@@ -197,9 +197,3 @@ class Llama:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [R, vocabulary] of hidden states [R, H]."""
         return self._head(self._backend.rms_norm(hidden, self._norm, self.spec.rms_eps))
-
-
-def _window(spec: ModelSpec, layer: int) -> int | None:
-    if spec.sliding_layers is not None and not spec.sliding_layers[layer]:
-        return None
-    return spec.sliding_window

@@ -44,3 +44,9 @@ class ModelSpec:
     sliding_layers: tuple[bool, ...] | None = None  # which layers slide; None: all, where there is a window
     end_tokens: tuple[int, ...] = ()  # union of tokenizer's, config's and generation config's
     torch_dtype: str = "bfloat16"  # of the checkpoint
+
+    def window(self, layer: int) -> int | None:
+        """How many positions a query of this layer sees, its own included; None: all before it."""
+        if self.sliding_layers is not None and not self.sliding_layers[layer]:
+            return None
+        return self.sliding_window

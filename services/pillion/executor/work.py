@@ -1,0 +1,89 @@
+"""What a step computes and reads, counted from the model's sizes and the step's rows.
+
+Of one rank's shard, and of what the model asks for, whatever the kernels add to it.
+
+Operations, two a multiply-add: projections and MLP for every row, the output head for every sampled row, and
+both attention products for every (query, key) pair that the causal mask and the window leave. Not counted:
+norms, rotary turns, softmax, activations, biases, sampling, and rows of padding.
+
+Bytes: the layers' matrices once a step, the head once where anything samples, one embedding row a token, and
+once a sequence and layer the keys and values that its rows see, those of its own rows included. Not counted:
+norms and biases (under a thousandth), activations, what is written, and what a kernel reads again.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pillion.executor.batch import Row
+from pillion.executor.models.parallel import Shard
+from pillion.executor.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one step."""
+
+    flops: int
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Sizes in elements; what is told of a layer holds for each."""
+
+    layer: int  # in a layer's matrices
+    layers: int
+    head: int  # in the output head
+    hidden: int  # in a row of the embedding
+    query: int  # in a token's queries of one layer, all heads
+    key: int  # in a token's keys of one layer, all KV heads; as many in its values
+    windows: tuple[tuple[int | None, int], ...]  # (window, how many layers have it)
+    itemsize: int  # bytes an element, of weights and KV
+
+    @classmethod
+    def of(cls, spec: ModelSpec, shard: Shard, itemsize: int) -> "Costs":
+        query = spec.num_heads // shard.tp_size * spec.head_size
+        key = max(1, spec.num_kv_heads // shard.tp_size) * spec.head_size
+        mlp = spec.intermediate_size // shard.tp_size
+        layers = range(shard.first_layer, shard.last_layer)
+        return cls(
+            layer=spec.hidden_size * (2 * query + 2 * key + 3 * mlp),
+            layers=len(layers),
+            head=spec.hidden_size * spec.vocab_size // shard.tp_size,
+            hidden=spec.hidden_size,
+            query=query,
+            key=key,
+            windows=tuple(Counter(spec.window(layer) for layer in layers).items()),
+            itemsize=itemsize,
+        )
+
+    def step(self, rows: Sequence[Row]) -> Work:
+        tokens = sum(row.count for row in rows)
+        sampled = sum(row.sample for row in rows)
+        pairs = keys = 0  # over all layers
+        for window, layers in self.windows:
+            for row in rows:
+                pairs += layers * _pairs(row.start, row.count, window)
+                keys += layers * _keys(row.start, row.count, window)
+        matrices = self.layers * self.layer
+        read = matrices + (self.head if sampled else 0) + tokens * self.hidden + 2 * self.key * keys
+        return Work(
+            flops=2 * (tokens * matrices + sampled * self.head + 2 * self.query * pairs),
+            read_bytes=self.itemsize * read,
+        )
+
+
+def _pairs(start: int, count: int, window: int | None) -> int:
+    """Queries at start .. start + count - 1, each with the keys up to its own position that it sees."""
+    every = count * start + count * (count + 1) // 2
+    if window is None:
+        return every
+    beyond = max(0, start + count - window)  # keys that the last query no longer sees; one less each before
+    few = max(0, beyond - count)
+    return every - (beyond * (beyond + 1) - few * (few + 1)) // 2
+
+
+def _keys(start: int, count: int, window: int | None) -> int:
+    """Positions that any of these queries sees."""
+    return start + count if window is None else min(start + count, count + window - 1)

@@ -54,7 +54,8 @@ def test_a_second_of_the_same_name_is_refused(stack: RunningStack) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.startswith(
-        f"pillion: the stack 'default' is already running (pid {stack.process.pid})"
+        f"pillion: the stack 'default' already runs at {stack.url.removesuffix('/v1')} "
+        f"(pid {stack.process.pid}); end it, or "
     )
     assert done.stderr.count("\n") == 1
     assert stack.ready
@@ -88,8 +89,9 @@ def test_ctrl_c_finishes_what_runs_and_ends_all_in_order(start_stack: StartStack
     stack.process.send_signal(signal.SIGINT)
     assert list(events)[-1]["usage"]["completion_tokens"] == 400
     assert stack.ended() == 0
-    ends = [line.split()[0] for line in stack.lines if re.search(r" ends: drained|bye bye", line)]
-    assert ends == ["gateway", "admission", "scheduler", "executor", "valkey"]
+    ends = [line.split()[0] for line in stack.lines if " ends: drained" in line]
+    assert ends == ["gateway", "admission", "scheduler", "executor"]
+    assert stack.lines[-1].endswith(f"valkey {pids['valkey']} ended: all is on disk")
     assert len(pids) == len(ROLES)
     assert all(gone(pid, 0) for pid in pids.values())
     assert not (stack.state / "default/stack.toml").exists()
@@ -124,10 +126,15 @@ def test_children_die_with_a_killed_parent_and_the_stack_can_start_again(start_s
     assert again.ended() == 1
 
 
-def test_a_child_that_keeps_failing_ends_the_stack(start_stack: StartStack, tmp_path: Path) -> None:
+def test_a_wrong_setting_of_a_child_ends_the_stack_and_is_the_last_line(
+    start_stack: StartStack, tmp_path: Path
+) -> None:
     stack = start_stack("--executor", f"unix:{tmp_path}/{'x' * 120}.sock")
-    assert stack.wait_line("executor keeps failing at its start", 60)
+    why = f"cannot listen on unix:{tmp_path}/x+.sock: "
+    assert stack.wait_line(f"ERROR   executor ends: {why}", 60)
     assert stack.ended() == 1
+    assert re.match(f"pillion: executor: {why}", stack.lines[-1])
+    assert not [line for line in stack.lines if "starting executor again" in line]
 
 
 def test_two_stacks_run_side_by_side(stack: RunningStack, start_stack: StartStack) -> None:
@@ -150,6 +157,29 @@ def test_a_busy_port_is_said_before_the_model_is_read(tmp_path: Path) -> None:
         assert stack.ended() == 1
         assert time.monotonic() - begin < 3
     assert len(stack.lines) == 1
+
+
+def test_a_model_that_the_executor_cannot_run_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "hidden_size": 8}')
+    stack = RunningStack(tmp_path / "state", "--model", str(tmp_path))
+    assert stack.ended() == 1
+    assert stack.lines == [
+        f"pillion: {tmp_path}/config.json: architecture BertModel is not supported; supported are "
+        "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+    ]
+
+
+def test_the_terminal_shows_lines_of_ours_only_and_a_shortened_context(start_stack: StartStack) -> None:
+    stack = start_stack("--num-kv-blocks", "3", "--block-size", "16")
+    assert stack.url
+    assert stack.wait_line(r"context   32 tokens: lowered from \d+, .*; give --num-kv-blocks \d+ or more", 2)
+    assert stack.wait_line(r"2 KV blocks of 16 tokens: 1 request of the full 32 tokens", 2)
+    assert stack.end() == 0
+    begin = re.compile(
+        r" *(\w+) \d+ \| (\d\d:\d\d:\d\d (INFO|WARNING) |(ending|valkey \d+ ended): )|  \w|Pillion|curl|$"
+    )
+    assert [line for line in stack.lines if not begin.match(line)] == []
+    assert "bye bye" in (stack.state / "default/valkey/valkey.log").read_text()
 
 
 def test_another_host_without_a_key_warns(start_stack: StartStack) -> None:

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
-from pillion.ops.child import Child, exit_words, role_command
+from pillion.ops.child import Child, exit_words, last_words, role_command
 
 
 def child(code: str, said: list[str]) -> Child:
@@ -94,3 +95,30 @@ def test_command_lines_show_the_role() -> None:
 def test_exit_codes_in_words() -> None:
     assert exit_words(-signal.SIGKILL) == "signal SIGKILL"
     assert exit_words(1) == "exit code 1"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["09:20:42 INFO    looking", "09:20:43 ERROR   executor ends: no a: b"],
+        ["09:20:43 ERROR   scheduler 0 ends: no a: b", "Exception ignored in"],
+        ['{"level":"error","message":"executor ends: no a: b"}'],
+        ["pillion: no a: b"],
+        ["no a: b"],
+    ],
+)
+def test_last_words_are_the_reason_alone(lines: list[str]) -> None:
+    assert last_words(lines) == "no a: b"
+
+
+def test_nobody_dies_without_a_word() -> None:
+    assert last_words([]) == "it said nothing"
+
+
+async def test_the_last_lines_of_one_that_writes_a_file_are_the_files(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", []
+    code = f"for n in range(50): print(n, file=open({str(log)!r}, 'a'))"
+    one = Child("valkey", [sys.executable, "-c", code], dict(os.environ), said.append, log=log)
+    await one.start()
+    await one.wait()
+    assert (said, list(one.last)) == ([], [str(n) for n in range(40, 50)])

@@ -1,5 +1,6 @@
 """The command line: flags from the configuration tree, provenance, one-line errors."""
 
+import re
 import socket
 import subprocess
 import sys
@@ -39,9 +40,12 @@ def test_up_has_a_flag_for_every_setting() -> None:
         ("admission", "--max-waiting", "--port"),
         ("scheduler", "--max-num-seqs", "--api-key"),
         ("executor", "--num-kv-blocks", "--max-waiting"),
+        ("chat", "--api-key", "--max-body-bytes"),
+        ("health", "--executor", "--num-kv-blocks"),
+        ("doctor", "--cache-dir", "--max-waiting"),
     ],
 )
-def test_a_service_has_the_flags_that_matter_to_it(role: str, has: str, lacks: str) -> None:
+def test_a_command_has_the_flags_that_matter_to_it(role: str, has: str, lacks: str) -> None:
     shown = run(role, "--help").output
     assert f"{has} " in shown
     assert f"{lacks} " not in shown
@@ -92,7 +96,24 @@ def test_an_unknown_variable_names_the_nearest() -> None:
 
 
 def test_version_is_the_projects() -> None:
-    assert run("version").output == "pillion 0.1.0\n"
+    assert run("version").output == run("--version").output == "pillion 0.1.0\n"
+
+
+def test_summaries_are_whole_sentences() -> None:
+    commands = run("--help", COLUMNS="80").output.partition("Commands:")[2]
+    assert "..." not in commands
+    sentences = re.findall(r"^  \w+ +((?:.|\n {3,})+?)$(?=\n  \w|\n*\Z)", commands, re.MULTILINE)
+    assert len(sentences) == 11
+    assert [sentence for sentence in sentences if not sentence.endswith(".")] == []
+
+
+def test_chat_names_the_stack_that_does_not_run(tmp_path: Path) -> None:
+    done = run("chat", "--stack", "nosuch", "hi", PILLION_STATE_DIR=str(tmp_path))
+    assert done.exit_code == 1
+    assert done.output == (
+        f"pillion: no stack 'nosuch' runs here ({tmp_path}/nosuch holds no address); start it with "
+        "`pillion up --stack nosuch`, or name a server with --url\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What the compose file promises, held without an engine; that it runs is tried with one."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,29 @@ def test_a_health_check_is_what_the_image_has(service: str, compose: dict[str, A
     result = CliRunner().invoke(main, arguments, env=environ)
     assert result.exit_code == 1
     assert result.output.startswith(f"pillion: {service} is not ready: ")
+
+
+def test_checks_are_often_until_a_service_is_healthy_and_seldom_then(compose: dict[str, Any]) -> None:
+    checks = [service["healthcheck"] for service in compose["services"].values()]
+    assert len(checks) == len(SERVICES) + 1
+    for check in checks:
+        assert (check["interval"], check["start_interval"]) == ("30s", "2s")
+        assert check["start_period"] in ("1m", "30m")
+
+
+@pytest.mark.parametrize("service", ["gateway", "executor"])
+def test_a_health_check_is_cheap(service: str) -> None:
+    heavy = ("asyncio", "redis", "grpc", "aiohttp", "opentelemetry", "prometheus_client", "numpy", "torch")
+    code = (
+        "import sys\n"
+        "from click.testing import CliRunner\n"
+        "from pillion.ops.cli import main\n"
+        f"arguments = ['health', {service!r}, '--port', '9', '--executor', '127.0.0.1:9']\n"
+        "assert 'is not ready' in CliRunner().invoke(main, arguments).output\n"
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -1,5 +1,7 @@
 """When a dead child is started again."""
 
+import pytest
+
 from pillion.ops.restarts import HEALTHY_SECONDS, MOST_QUICK_DEATHS, Restarts
 
 
@@ -24,5 +26,6 @@ def test_a_long_life_clears_the_count() -> None:
     assert restarts == Restarts()
 
 
-def test_a_wrong_setting_is_not_tried_again() -> None:
-    assert Restarts().died(lived=1.0, code=2)[1] is None
+@pytest.mark.parametrize("lived", [1.0, HEALTHY_SECONDS, 600.0])
+def test_a_wrong_setting_is_not_tried_again_however_long_loading_took(lived: float) -> None:
+    assert Restarts().died(lived, code=2)[1] is None

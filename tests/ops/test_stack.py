@@ -1,11 +1,14 @@
 """The stack's folders, lock and settings file."""
 
+import fcntl
 import os
 import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -86,31 +89,43 @@ def test_the_second_of_a_name_is_refused_with_the_pid_of_the_first(tmp_path: Pat
     first, second = stack.Lock(tmp_path), stack.Lock(tmp_path)
     first.take()
     assert second.held()
-    with pytest.raises(stack.StackError, match=rf"already running \(pid {os.getpid()}\).*--stack NAME"):
-        second.take(patience=0.2)
-    os.close(first.descriptor)
+    begin = time.monotonic()
+    with pytest.raises(stack.StackError, match=rf"already runs \(pid {os.getpid()}\).*--stack NAME"):
+        second.take()
+    stack.settings_file(tmp_path).write_text("[gateway]\nport = 1234\n")
+    with pytest.raises(stack.StackError, match=r"already runs at http://127.0.0.1:1234 \(pid"):
+        second.take()
+    assert time.monotonic() - begin < 1
+    first.release()
     assert not second.held()
+    second.take()
+    second.release()
+
+
+def test_who_only_looks_refuses_nobody(tmp_path: Path) -> None:
+    lock, looking = stack.Lock(tmp_path), (tmp_path / "up").open("w")
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.05, looking.close).start()
+    lock.take()
+    lock.release()
 
 
 def test_a_lock_waits_for_what_a_killed_stack_left_behind(tmp_path: Path) -> None:
-    holder = (
-        "import os, sys, time; from pathlib import Path; from pillion.ops.stack import Lock\n"
+    killed = (
+        "import subprocess, sys; from pathlib import Path; from pillion.ops.stack import Lock\n"
         "lock = Lock(Path(sys.argv[1])); lock.take()\n"
-        "if os.fork(): os._exit(0)\n"  # the parent named in the file is gone, its child holds on
-        "print('held', flush=True); time.sleep(0.5)"
+        "subprocess.Popen(['sleep', '0.7'], pass_fds=(lock.descriptor,))"  # as Valkey, which ends after it
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    process.wait()
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=True)
     lock = stack.Lock(tmp_path)
-    assert lock.held()
+    assert not lock.held(), "what is left behind serves nothing"
+    with pytest.raises(stack.StackError, match="something of an earlier stack still holds"):
+        lock.take(patience=0.0)
+    lock.release()
     lock.take(patience=5.0)
+    assert lock.held()
     assert lock.holder() == os.getpid()
-    process.stdout.close()
-    os.close(lock.descriptor)
+    lock.release()
 
 
 def test_running_gives_the_settings_of_the_stack_that_runs(tmp_path: Path) -> None:
@@ -123,4 +138,10 @@ def test_running_gives_the_settings_of_the_stack_that_runs(tmp_path: Path) -> No
     lock.take()
     assert stack.running(config) == serving
     assert list(stack.all_running(config)) == [(os.getpid(), serving)]
-    os.close(lock.descriptor)
+    other = msgspec.structs.replace(config, stack=msgspec.structs.replace(config.stack, stack="nosuch"))
+    assert "no stack 'nosuch' runs here" in (told := stack.absent(other))
+    assert (
+        "those that run: default at http://127.0.0.1:1234; start it with `pillion up --stack nosuch`" in told
+    )
+    lock.release()
+    assert "those that run" not in stack.absent(other)

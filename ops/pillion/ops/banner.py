@@ -6,16 +6,9 @@ import os
 from pillion.bus import Connection, Keys
 from pillion.config import Config
 from pillion.contracts.entries import Facts, Heartbeat, decode
+from pillion.ops.stack import url
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_ANY = ("", "0.0.0.0", "::")
-
-
-def url(config: Config) -> str:
-    """Where a client on this machine reaches the gateway."""
-    host = config.gateway.host
-    host = "127.0.0.1" if host in _ANY else host
-    return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"
 
 
 def warning(config: Config) -> str | None:
@@ -26,13 +19,16 @@ def warning(config: Config) -> str | None:
     return f"anyone who reaches {where} can use it; set --api-key KEY"
 
 
-async def lines(config: Config, seconds: float) -> list[str]:
-    """The stack's facts, its URL and a command to paste. `seconds`: how long the start took."""
+async def lines(config: Config, context: int, seconds: float) -> list[str]:
+    """The stack's facts, its URL and a command to paste.
+
+    `context`: the model's own, tokens; `seconds`: how long the start took.
+    """
     facts = await _facts(config)
     model = facts.model if facts else config.model.served_model_name or config.model.model
     told = [
         f"Pillion serves {model}, ready after {seconds:.1f} s",
-        *(_capacity(config, facts) if facts else []),
+        *(capacity(config, context, facts) if facts else []),
     ]
     told.append(f"  at        {url(config)}/v1")
     if unsafe := warning(config):
@@ -40,17 +36,31 @@ async def lines(config: Config, seconds: float) -> list[str]:
     return [*told, "", *_curl(config, model), ""]
 
 
-def _capacity(config: Config, facts: Facts) -> list[str]:
+def capacity(config: Config, context: int, facts: Facts) -> list[str]:
+    """What the replica can hold and run."""
     usable = facts.num_blocks - 1  # block 0 is never given out
     threads = config.executor.threads or len(os.sched_getaffinity(0))
-    fit = usable // -(-facts.max_model_len // facts.block_size)
-    return [
-        f"  computes  {facts.dtype}, {threads} threads",
+    full = usable // -(-facts.max_model_len // facts.block_size)
+    told = [
+        f"  computes  {facts.dtype}, {count(threads, 'thread')}",
         f"  backend   {facts.backend} ({facts.backend_reason})",
-        f"  holds     {usable} KV blocks of {facts.block_size} tokens: {fit} requests of the full"
-        f" {facts.max_model_len} tokens",
-        f"  runs      up to {facts.max_num_seqs} sequences, {facts.max_step_tokens} tokens a step",
+        f"  holds     {count(usable, 'KV block')} of {count(facts.block_size, 'token')}: "
+        f"{count(full, 'request')} of the full {facts.max_model_len} tokens",
+        f"  runs      up to {count(facts.max_num_seqs, 'sequence')}, "
+        f"{count(facts.max_step_tokens, 'token')} a step",
     ]
+    wanted = config.model.max_model_len or context
+    if facts.max_model_len < wanted:
+        blocks = -(-wanted // facts.block_size) + 1
+        told.append(
+            f"  context   {facts.max_model_len} tokens: lowered from {wanted}, the KV pool holds no more; "
+            f"give --num-kv-blocks {blocks} or more --kv-cache-memory"
+        )
+    return told
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _curl(config: Config, model: str) -> list[str]:

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from pillion.config import Config
-from pillion.ops import banner, web
-from pillion.ops.stack import running
+from pillion.ops import stack, web
 
 _HELP = "/exit ends (so does Ctrl-D), /clear forgets the conversation; Ctrl-C stops an answer"
 
@@ -31,10 +30,14 @@ class Chat:
     def of(
         cls, config: Config, url: str | None, model: str | None, system: str | None, sampling: dict[str, Any]
     ) -> "Chat":
-        """With `url`, else the stack that runs with this name, else the configured host and port."""
-        here = config if url else running(config) or config
-        keys = config.gateway.api_key or here.gateway.api_key
-        base = (url or banner.url(here)).rstrip("/").removesuffix("/v1")
+        """With the server at `url`, else with the stack of this name. Raises StackError where none runs."""
+        keys = config.gateway.api_key
+        if url is None:
+            here = stack.running(config)
+            if here is None:
+                raise stack.StackError(stack.absent(config))
+            url, keys = stack.url(here), keys or here.gateway.api_key
+        base = url.rstrip("/").removesuffix("/v1")
         return cls(base, keys[0] if keys else None, model, sampling, system)
 
     def run(self, message: str | None) -> int:

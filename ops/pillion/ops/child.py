@@ -2,12 +2,14 @@
 
 import asyncio
 import ctypes
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +17,16 @@ _PR_SET_PDEATHSIG = 1
 _LONGEST_LINE = 1 << 16  # bytes; what is longer is shown in pieces
 _KEPT_LINES = 10
 _LAST_LINES_SECONDS = 0.5
+_BEFORE = re.compile(r"^(\d\d:\d\d:\d\d [A-Z]+ +)?(pillion: |\w+( \S+)? ends: )?")
 
 _COLOURS = {"gateway": 36, "admission": 35, "scheduler": 33, "executor": 32, "valkey": 34}
 
 
 class Child:
-    """A role's process. `say` gets each of its lines, prefixed; the last ones are kept for when it dies."""
+    """A role's process. `say` gets each of its lines, prefixed; the last ones are kept for when it dies.
+
+    `log` is a file that it writes to instead; only its last lines are read, when it has died.
+    """
 
     def __init__(
         self,
@@ -31,6 +37,7 @@ class Child:
         colour: bool = False,
         death_signal: signal.Signals = signal.SIGKILL,
         inherit: Sequence[int] = (),
+        log: Path | None = None,
     ) -> None:
         self.role = role
         self.command = command
@@ -39,6 +46,7 @@ class Child:
         self.colour = colour
         self.death_signal = death_signal
         self.inherit = inherit
+        self.log = log
         self.last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._transport: asyncio.SubprocessTransport | None = None
         self._life: _Life | None = None
@@ -72,6 +80,8 @@ class Child:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_LINES_SECONDS):
                 await self._life.silent.wait()
+        if self.log is not None:
+            self.last.extend(_tail(self.log))
         code = self._transport.get_returncode()
         self._transport.close()
         assert code is not None
@@ -134,6 +144,19 @@ def role_command(role: str, settings: Path) -> list[str]:
     return [sys.executable, "-m", "pillion.ops", role, "--config", str(settings)]
 
 
+def last_words(lines: Iterable[str]) -> str:
+    """Why a process ended, from its last lines, without what the log puts before it."""
+    said = [_message(line) for line in lines] or ["it said nothing"]
+    return _BEFORE.sub("", next((text for text in reversed(said) if " ends: " in text), said[-1]))
+
+
+def _message(line: str) -> str:
+    if line.startswith("{"):
+        with suppress(ValueError):
+            return str(json.loads(line).get("message", line))
+    return line
+
+
 def exit_words(code: int) -> str:
     """`exit code 1`, or the signal's name."""
     if code >= 0:
@@ -142,6 +165,15 @@ def exit_words(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+            return file.read().decode(errors="replace").splitlines()[-_KEPT_LINES:]
+    except OSError as error:
+        return [f"cannot read {path}: {error.strerror}"]
 
 
 def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:

@@ -6,12 +6,23 @@ import click
 import msgspec
 
 from pillion.config import Config, ConfigError, load
-from pillion.ops.options import SECTIONS, config_options, configure, fail
+from pillion.ops.options import config_options, configure, fail
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
-@click.group(context_settings=CONTEXT)
+class _Command(click.Command):
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The first sentence, whole: what is too long for a line goes on in the next."""
+        return super().get_short_help_str(10_000)
+
+
+class _Group(click.Group):
+    command_class = _Command
+
+
+@click.group(cls=_Group, context_settings=CONTEXT)
+@click.version_option(None, "--version", package_name="pillion", message="pillion %(version)s")
 def main() -> None:
     """Serves large language models with steady streams: decodes ride pillion on prefill chunks.
 
@@ -20,7 +31,7 @@ def main() -> None:
 
 
 @main.command()
-@config_options(*SECTIONS["up"])
+@config_options("up")
 def up(config: str | None, **flags: Any) -> None:
     """Serve a model: all services and, without --redis, an embedded Valkey."""
     _up(configure(flags, config))
@@ -28,7 +39,7 @@ def up(config: str | None, **flags: Any) -> None:
 
 @main.command()
 @click.argument("model")
-@config_options(*SECTIONS["up"], without=("model",))
+@config_options("up", without=("model",))
 def serve(config: str | None, **flags: Any) -> None:
     """Serve MODEL: a safetensors folder, a GGUF file, a hub id, or `demo`. The same as `up --model MODEL`."""
     _up(configure(flags, config))
@@ -42,7 +53,7 @@ def _up(config: Config) -> None:
 
 def _service(role: str, help_text: str) -> None:
     @main.command(role, help=help_text)
-    @config_options(*SECTIONS[role])
+    @config_options(role)
     def command(config: str | None, **flags: Any) -> None:
         from pillion.ops.role import run
 
@@ -79,7 +90,7 @@ def _joined(config: Config) -> Config:
 @click.option("--max-tokens", type=int, metavar="N", help="longest answer, tokens")
 @click.option("--temperature", type=float, metavar="X", help="sampling temperature  [the server's]")
 @click.option("--seed", type=int, metavar="N", help="sampling seed")
-@config_options("stack", "gateway")
+@config_options("chat")
 def chat(
     message: str | None,
     url: str | None,
@@ -90,13 +101,18 @@ def chat(
 ) -> None:
     """Chat with a running stack. With MESSAGE: one answer, then the end."""
     from pillion.ops.chat import Chat
+    from pillion.ops.stack import StackError
 
     sampling = {name: flags.pop(name) for name in ("max_tokens", "temperature", "seed")}
-    raise SystemExit(Chat.of(configure(flags, config), url, model, system, sampling).run(message))
+    try:
+        conversation = Chat.of(configure(flags, config), url, model, system, sampling)
+    except StackError as error:
+        fail(str(error), 1)
+    raise SystemExit(conversation.run(message))
 
 
 @main.command()
-@config_options(*SECTIONS["up"])
+@config_options("doctor")
 def doctor(config: str | None, **flags: Any) -> None:
     """Look at this machine: what works, what does not, and the remedy."""
     from pillion.ops.doctor import examine
@@ -106,7 +122,7 @@ def doctor(config: str | None, **flags: Any) -> None:
 
 @main.command()
 @click.argument("role", type=click.Choice(("gateway", "admission", "scheduler", "executor")))
-@config_options(*SECTIONS["up"])
+@config_options("health")
 def health(role: str, config: str | None, **flags: Any) -> None:
     """Ask whether a service works; exit code 0 or 1. For health checks."""
     from pillion.ops.health import check
@@ -118,13 +134,13 @@ def health(role: str, config: str | None, **flags: Any) -> None:
     click.echo("ready")
 
 
-@main.group("config")
+@main.group("config", cls=_Group)
 def config_group() -> None:
     """The settings."""
 
 
 @config_group.command("show")
-@config_options(*SECTIONS["up"])
+@config_options("up")
 def show(config: str | None, **flags: Any) -> None:
     """Show every setting, its value and where it came from. Secrets are hidden."""
     try:

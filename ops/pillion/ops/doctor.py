@@ -205,6 +205,6 @@ def _model(config: Config) -> Finding:
 
 def _stacks(config: Config) -> Finding:
     found = [
-        f"{here.stack.stack} (pid {pid}) at {banner.url(here)}" for pid, here in stack.all_running(config)
+        f"{here.stack.stack} (pid {pid}) at {stack.url(here)}" for pid, here in stack.all_running(config)
     ]
     return Finding("ok", "stacks", ", ".join(found) or "none runs")

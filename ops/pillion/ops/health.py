@@ -3,12 +3,12 @@
 Health checks run it every few seconds, so each kind imports only what it needs.
 """
 
-import asyncio
-from contextlib import closing, suppress
+import socket
+from contextlib import closing
 from urllib.parse import urlsplit
 
 from pillion.config import Config
-from pillion.ops import banner, web
+from pillion.ops import stack, web
 from pillion.ops.stack import StackError, reason
 
 _SECONDS = 3.0
@@ -17,8 +17,15 @@ _SECONDS = 3.0
 def check(role: str, config: Config) -> str | None:
     """What is missing, or None."""
     if role == "gateway":
-        return gateway(banner.url(config))
-    return asyncio.run(_within(role, config))
+        return gateway(stack.url(config))
+    if role == "executor":
+        return _executor(config)
+    import asyncio  # takes as long as everything else here
+
+    try:
+        return asyncio.run(asyncio.wait_for(_leased(role, config), _SECONDS))
+    except TimeoutError:
+        return f"no answer within {_SECONDS:g} s"
 
 
 def gateway(url: str) -> str | None:
@@ -50,31 +57,20 @@ def redis(url: str) -> None:
         ) from None
 
 
-async def _within(role: str, config: Config) -> str | None:
-    try:
-        async with asyncio.timeout(_SECONDS):
-            return await (_executor(config) if role == "executor" else _leased(role, config))
-    except TimeoutError:
-        return f"no answer within {_SECONDS:g} s"
-
-
-async def _executor(config: Config) -> str | None:
+def _executor(config: Config) -> str | None:
     """Whether it listens. Whether its model is loaded, the scheduler's heartbeat tells."""
     target = config.executor.executor or f"unix:{config.state_path}/executor-{config.scheduler.replica}.sock"
-    host, _, port = target.rpartition(":")
-    host = "127.0.0.1" if host in ("0.0.0.0", "[::]") else host.strip("[]")
-    opening = (
-        asyncio.open_unix_connection(target.removeprefix("unix:"))
-        if target.startswith("unix:")
-        else asyncio.open_connection(host, int(port))
-    )
     try:
-        _, writer = await opening
+        if target.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as one:
+                one.settimeout(_SECONDS)
+                one.connect(target.removeprefix("unix:"))
+        else:
+            host, _, port = target.rpartition(":")
+            host = "127.0.0.1" if host in ("0.0.0.0", "[::]") else host.strip("[]")
+            socket.create_connection((host, int(port)), _SECONDS).close()
     except OSError as error:
         return f"nothing listens on {target}: {reason(error)}"
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
     return None
 
 

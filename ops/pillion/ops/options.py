@@ -16,12 +16,24 @@ SECTIONS = {
     "scheduler": ("stack", "model", "scheduler", "executor", "telemetry"),
     "executor": ("stack", "model", "scheduler", "executor", "telemetry"),
 }
-"""Which settings a command has flags for. A file or the environment may hold all."""
+"""The sections that a service has flags for. A file or the environment may hold all."""
+
+ONLY = {
+    "chat": ("stack", "state_dir", "api_key"),
+    "doctor": ("stack", "redis", "state_dir", "cache_dir", "model", "host", "port", "api_key"),
+    "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),
+}
+"""The settings that a command which runs no service looks at."""
 
 
-def config_options(*sections: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
-    """Gives a command `--config` and one flag a leaf of these sections, but for the leaves in `without`."""
-    chosen = [leaf for leaf in leaves() if leaf.section in sections and leaf.name not in without]
+def config_options(command: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Gives a command `--config` and one flag for each setting that it uses, but for those in `without`."""
+    chosen = [
+        leaf
+        for leaf in leaves()
+        if (leaf.name in ONLY[command] if command in ONLY else leaf.section in SECTIONS[command])
+        and leaf.name not in without
+    ]
 
     def decorate(function: F) -> F:
         for leaf in reversed(chosen):

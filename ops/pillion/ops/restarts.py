@@ -6,7 +6,7 @@ HEALTHY_SECONDS = 10.0  # a life this long clears the count
 MOST_QUICK_DEATHS = 4  # in a row; the fourth ends the stack
 _FIRST_PAUSE = 0.1  # seconds
 _LONGEST_PAUSE = 5.0
-_USAGE = 2  # a wrong setting stays wrong
+USAGE = 2  # a service's exit code for a wrong setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,14 @@ class Restarts:
     def died(self, lived: float, code: int) -> tuple["Restarts", float | None]:
         """The new count, and after how many seconds it starts again; None: it keeps failing, give up.
 
-        A child that ran for HEALTHY_SECONDS comes back at once, whatever killed it.
+        A wrong setting stays wrong, however long it took to find (a model may load for minutes); else a child
+        that ran for HEALTHY_SECONDS comes back at once, whatever killed it.
         """
+        if code == USAGE:
+            return self, None
         if lived >= HEALTHY_SECONDS:
             return Restarts(), _FIRST_PAUSE
         deaths = self.quick_deaths + 1
-        if code == _USAGE or deaths >= MOST_QUICK_DEATHS:
+        if deaths >= MOST_QUICK_DEATHS:
             return replace(self, quick_deaths=deaths), None
         return replace(self, quick_deaths=deaths), min(_FIRST_PAUSE * 4 ** (deaths - 1), _LONGEST_PAUSE)

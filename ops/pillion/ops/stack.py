@@ -1,6 +1,7 @@
 """A stack on this machine: its folders, its lock, and the resolved settings that its services read.
 
-state folder/lock         held by `pillion up` and what it started last; holds the pid
+state folder/up           held by `pillion up` alone, so that a held one means that it lives; holds its pid
+state folder/lock         held by `pillion up` and the Valkey that it started, which ends a moment after it
 state folder/stack.toml   the resolved settings, 0600 since they hold keys; there while the stack runs
 socket folder             the state folder, or a short one where a socket's path would be too long
 """
@@ -22,8 +23,10 @@ import msgspec
 
 from pillion.config import Config, ConfigError, load
 
+ANY_HOST = ("", "0.0.0.0", "::")
 _LONGEST_SOCKET = 107  # bytes, sun_path less its terminating zero
 _LONGEST_NAME = 40  # bytes kept for a socket's name
+_GLANCE_SECONDS = 0.2  # `held` takes the lock for a moment, to look
 
 
 class StackError(Exception):
@@ -57,6 +60,13 @@ def socket_folder(state: Path) -> Path:
     return private_folder(Path(tempfile.gettempdir()) / f"pillion-{os.getuid()}-{name}")
 
 
+def url(config: Config) -> str:
+    """Where a client on this machine reaches the gateway."""
+    host = config.gateway.host
+    host = "127.0.0.1" if host in ANY_HOST else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"
+
+
 def redis_url(socket: Path) -> str:
     """A socket's URL as redis-py reads it."""
     return f"unix://{quote(str(socket))}"
@@ -70,46 +80,40 @@ def reason(error: OSError) -> str:
 
 
 class Lock:
-    """The stack's lock. The file holds the pid of the `pillion up` that took it last."""
+    """The stack's locks: who takes both may start its processes."""
 
     def __init__(self, state: Path) -> None:
-        self.path = state / "lock"
-        self.descriptor = -1  # children that outlive a killed parent for a moment inherit it
+        self.state = state
+        self._up = -1
+        self.descriptor = -1  # of `lock`; children that outlive a killed parent for a moment inherit it
 
     def take(self, patience: float = 4.0) -> None:
-        """Waits up to `patience` seconds for what a killed stack left behind to end. Raises StackError."""
+        """Refuses at once where the stack runs; waits up to `patience` seconds for what a killed one left
+        behind to end. Raises StackError."""
+        up, lock = self.state / "up", self.state / "lock"
         try:
-            self.descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            end = time.monotonic() + patience
-            while not self._try():
-                holder = self.holder()
-                if holder and _alive(holder) and time.monotonic() > end - patience / 2:
-                    name = self.path.parent.name
-                    raise StackError(
-                        f"the stack {name!r} is already running (pid {holder}); end it, or start another "
-                        "with --stack NAME --port PORT"
-                    )
-                if time.monotonic() > end:
-                    raise StackError(
-                        f"something of an earlier stack still holds {self.path}; see `fuser {self.path}`"
-                    )
-                time.sleep(0.05)
-            os.ftruncate(self.descriptor, 0)
-            os.pwrite(self.descriptor, str(os.getpid()).encode(), 0)
+            self._up = _open(up)
+            if not _flock(self._up, _GLANCE_SECONDS):
+                raise StackError(self._runs())
+            os.ftruncate(self._up, 0)
+            os.pwrite(self._up, str(os.getpid()).encode(), 0)
+            self.descriptor = _open(lock)
+            if not _flock(self.descriptor, patience):
+                raise StackError(f"something of an earlier stack still holds {lock}; see `fuser {lock}`")
         except OSError as error:
-            raise StackError(f"cannot write {self.path}: {reason(error)}") from None
+            raise StackError(f"cannot lock {error.filename or self.state}: {reason(error)}") from None
 
     def holder(self) -> int | None:
-        """The pid that the file names."""
+        """The pid of the `pillion up` that took it last."""
         try:
-            return int(self.path.read_text() or 0) or None
+            return int((self.state / "up").read_text() or 0) or None
         except (OSError, ValueError):
             return None
 
     def held(self) -> bool:
-        """Whether some process holds it now."""
+        """Whether a `pillion up` holds it now."""
         try:
-            with self.path.open() as file:
+            with (self.state / "up").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -117,12 +121,39 @@ class Lock:
             return False
         return False
 
-    def _try(self) -> bool:
+    def release(self) -> None:
+        for descriptor in (self._up, self.descriptor):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._up = self.descriptor = -1
+
+    def _runs(self) -> str:
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            at = f" at {url(load(environ={}, file=settings_file(self.state)).config)}"
+        except ConfigError:  # it has not written them yet
+            at = ""
+        return (
+            f"the stack {self.state.name!r} already runs{at} (pid {self.holder()}); end it, or start another "
+            "with --stack NAME --port PORT"
+        )
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _flock(descriptor: int, patience: float) -> bool:
+    """Whether the lock could be had within `patience` seconds."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-        return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
 
 
 def write_settings(config: Config) -> Path:
@@ -174,6 +205,17 @@ def all_running(config: Config) -> Iterator[tuple[int, Config]]:
             yield Lock(file.parent).holder() or 0, found
 
 
+def absent(config: Config) -> str:
+    """What to tell who looks for this stack where it does not run."""
+    name = config.stack.stack
+    others = ", ".join(f"{here.stack.stack} at {url(here)}" for _, here in all_running(config))
+    return (
+        f"no stack {name!r} runs here ({config.state_path} holds no address); "
+        + (f"those that run: {others}; " if others else "")
+        + f"start it with `pillion up --stack {name}`, or name a server with --url"
+    )
+
+
 def _has_room(folder: Path) -> bool:
     """Whether a socket in it can have a name."""
     return len(os.fsencode(folder)) + 1 + _LONGEST_NAME <= _LONGEST_SOCKET
@@ -184,13 +226,3 @@ def _toml(value: Any) -> str:
         return f"[{', '.join(map(_toml, value))}]"
     # TOML's basic strings take JSON's escapes, but no surrogate pairs and no bare DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -13,10 +13,11 @@ import click
 import msgspec
 
 from pillion.config import Config
+from pillion.executor.models.registry import read_spec
 from pillion.modelfiles import ModelFileError, locate
 from pillion.ops import banner, health, ports, stack, valkey
-from pillion.ops.child import Child, exit_words, role_command
-from pillion.ops.restarts import Restarts
+from pillion.ops.child import Child, exit_words, last_words, role_command
+from pillion.ops.restarts import USAGE, Restarts
 from pillion.ops.stack import StackError
 
 FAILED = 1
@@ -35,15 +36,19 @@ def up(config: Config) -> int:
         stack.private_folder(config.state_path)
         lock = stack.Lock(config.state_path)
         lock.take()
+        stack.settings_file(config.state_path).unlink(missing_ok=True)  # of a stack that was killed
         config = resolve(config)
-        # Here and not in the services: a download shows its progress, a wrong path is one line.
-        locate(config.model.model, config.model.revision, config.cache_path)
+        # Here and not in the services: a download shows its progress, and a wrong path or a model that the
+        # executor cannot run is one line, before the weights are fetched.
+        model, revision, cache = config.model.model, config.model.revision, config.cache_path
+        context = read_spec(locate(model, revision, cache, weights=False)).max_position
+        locate(model, revision, cache)
         settings = stack.write_settings(config)
     except (StackError, ModelFileError) as error:
-        click.echo(f"pillion: {error}", err=True)
+        _complain(str(error))
         return FAILED
     try:
-        return asyncio.run(Up(config, settings, lock).run())
+        return asyncio.run(Up(config, context, settings, lock).run())
     finally:
         with suppress(OSError):
             settings.unlink(missing_ok=True)
@@ -80,10 +85,12 @@ def resolve(config: Config) -> Config:
 class Up:
     """The processes of one stack."""
 
-    def __init__(self, config: Config, settings: Path, lock: stack.Lock) -> None:
+    def __init__(self, config: Config, context: int, settings: Path, lock: stack.Lock) -> None:
         self._config = config
-        self._url = banner.url(config)
+        self._context = context  # the model's own, tokens
+        self._url = stack.url(config)
         self._done: asyncio.Future[int] | None = None  # set to the exit code when all shall end
+        self._why = ""  # it failed
         self._redis_ready = asyncio.Event()
         self._signals = 0
         self._forced = asyncio.Event()
@@ -96,7 +103,7 @@ class Up:
             # It gets the time to write its log, and holds the stack's lock while it does.
             self._children["valkey"] = Child(
                 "valkey", valkey.configure(config.state_path, self._socket), environ, _say, colour,
-                signal.SIGTERM, (lock.descriptor,),
+                signal.SIGTERM, (lock.descriptor,), valkey.log(config.state_path),
             )  # fmt: skip
         for number, role in enumerate(_SERVICES):
             command = role_command(role, settings)
@@ -120,7 +127,10 @@ class Up:
             for keeper in keepers.values():  # from now on nobody is started again
                 keeper.cancel()
             await asyncio.gather(starter, *keepers.values(), return_exceptions=True)
-            return await self._end(code)
+            code = await self._end(code)
+            if self._why:
+                _complain(self._why)
+            return code
         finally:
             for child in self._children.values():
                 child.send(signal.SIGKILL)
@@ -142,7 +152,7 @@ class Up:
                 said = time.monotonic()
                 self._tell(f"not ready after {said - begin:.0f} s: {missing}")
             await asyncio.sleep(_POLL_SECONDS)
-        for line in await banner.lines(self._config, time.monotonic() - begin):
+        for line in await banner.lines(self._config, self._context, time.monotonic() - begin):
             click.echo(line)
 
     async def _keep(self, child: Child) -> None:
@@ -158,12 +168,14 @@ class Up:
                 raise StackError(f"cannot run {child.command[0]}: {error.strerror}") from None
             pid, code = child.pid, await child.wait()
             restarts, pause = restarts.died(time.monotonic() - begin, code)
+            if code == USAGE:
+                raise StackError(f"{child.role}: {last_words(child.last)}")
             self._tell(f"{child.role} {pid} ended: {exit_words(code)}; its last lines:")
             for line in child.last:
                 self._tell(f"    {line}")
             if pause is None:
                 raise StackError(
-                    f"{child.role} keeps failing at its start ({exit_words(code)}); its lines above say why"
+                    f"{child.role} keeps failing at its start ({exit_words(code)}): {last_words(child.last)}"
                 )
             self._tell(f"starting {child.role} again in {pause:.1f} s")
             await asyncio.sleep(pause)
@@ -184,7 +196,8 @@ class Up:
                 if not self._forced.is_set():
                     self._tell(f"{role} {child.pid} did not end within {grace:.0f} s and is killed")
                 child.send(signal.SIGKILL)
-            await ended
+            if await ended == 0 and role == "valkey":
+                self._tell(f"valkey {child.pid} ended: all is on disk")
         return FORCED if self._forced.is_set() else code
 
     def _on_signal(self) -> None:
@@ -199,7 +212,8 @@ class Up:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, StackError):
-            self._tell(str(error))
+            self._tell(f"ending: {error}")
+            self._why = self._why or str(error)
         else:
             self._tell("a defect in `pillion up`; please report it:")
             for line in "".join(traceback.format_exception(error)).splitlines():
@@ -212,6 +226,10 @@ class Up:
 
     def _tell(self, text: str) -> None:
         _say(f"{'up':>9} {os.getpid()} | {text}")
+
+
+def _complain(why: str) -> None:
+    click.echo(f"pillion: {why}", err=True)
 
 
 def _say(line: str) -> None:

@@ -49,6 +49,7 @@ def configure(state: Path, socket: Path) -> list[str]:
         'save ""',  # no snapshots beside the log
         "aof-load-truncated yes",  # a log cut short by a power loss is read up to the cut
         "maxmemory-policy noeviction",  # what is queued is never dropped
+        f"logfile {_quoted(log(state))}",
         "loglevel warning",
         "daemonize no",
         "databases 1",
@@ -60,6 +61,11 @@ def configure(state: Path, socket: Path) -> list[str]:
     except OSError as error:
         raise StackError(f"cannot write {settings}: {reason(error)}") from None
     return [str(binary()), str(settings)]
+
+
+def log(state: Path) -> Path:
+    """Where the server writes its lines."""
+    return state.absolute() / "valkey" / "valkey.log"
 
 
 async def ping(socket: Path) -> bool:

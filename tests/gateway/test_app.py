@@ -165,6 +165,31 @@ async def test_requests_carry_what_was_asked(start: Any) -> None:
     assert len(seeds) == 2
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, (0.2, 0.9)),
+        ({"temperature": 1}, (1.0, 0.9)),
+        ({"top_p": 0.5}, (0.2, 0.5)),
+        ({"temperature": None, "top_p": None}, (0.2, 0.9)),
+    ],
+)
+async def test_what_a_request_leaves_out_is_the_model_s_default(
+    start: Any, asked: dict[str, Any], expected: tuple[float, float]
+) -> None:
+    """The demo's own, on both routes, as the submitted request carries them."""
+    stack = await start()
+    for path, prompt in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+    ):
+        answer = stack.post(path, prompt | asked)
+        request = await stack.driver.request()
+        assert (request.sampling.temperature, request.sampling.top_p) == expected
+        await stack.driver.play(request, [100])
+        assert (await answer)[0] == 200
+
+
 async def test_the_last_message_is_continued(start: Any) -> None:
     stack = await start()
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]

@@ -40,6 +40,7 @@ async def test_tokens_are_journalled_published_and_folded(valkey, stack):
         beat = await one.ready()
         assert beat.facts is not None
         assert beat.facts.num_blocks == 64
+        assert beat.facts.backend_reason == "the best that runs float32 on cpu"
         await one.send(request("a"), request("b", length=50, output=7))
         await one.until(lambda: bool(one.finish("a") and one.finish("b")))
         assert len(one.tokens("a")) == 40

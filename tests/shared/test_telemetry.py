@@ -22,6 +22,7 @@ from pillion.config import load
 from pillion.telemetry import Metrics, logs, names, tracing
 from pillion.telemetry.endpoint import endpoint
 from pillion.telemetry.names import METRICS, Metric
+from tests.promlint import problems
 
 
 class TestNames:
@@ -71,7 +72,32 @@ class TestMetrics:
             assert family.documentation == metric.help
             assert any(sample.value for sample in family.samples)
         assert "_created" not in metrics.text().decode()
+        assert problems(metrics.text().decode()) == []
         assert 'pillion_build_info{service="test",version="1.2.3"} 1.0' in metrics.text().decode()
+
+    @pytest.mark.parametrize(
+        "family, sample, finding",
+        [
+            ("counter", "a_total", "a: no help text"),
+            ("", "a", "a: no type"),
+            ("counter", "a", "a: a counter ends in _total"),
+            ("gauge", "a_total", "a_total: only a counter ends in _total"),
+            ("gauge", "a_sum", "a_sum: the suffix is a histogram's or summary's"),
+            ("gauge", 'a{le="1"}', "a: the label le is a histogram's"),
+            ("gauge", 'a{quantile="1"}', "a: the label quantile is a summary's"),
+            ("gauge", 'a{aB="1"}', "a: aB is not lower case with underscores"),
+            ("gauge", "a:b", "a:b: a:b is not lower case with underscores"),
+            ("gauge", "gauge_x", "gauge_x: the name holds the type gauge"),
+            ("gauge", "a_ms", "a_ms: ms is no base unit written out"),
+            ("gauge", "a_milliseconds", "a_milliseconds: milliseconds is no base unit written out"),
+        ],
+    )
+    def test_promtool_s_rules_find(self, family: str, sample: str, finding: str):
+        name = sample.partition("{")[0]
+        text = f"# TYPE {name} {family}\n" * bool(family) + f"{sample} 1\n"
+        if finding != "a: no help text":
+            text = f"# HELP {name} Of it.\n" + text
+        assert problems(text) == [finding]
 
     def test_of_two_services_in_one_process_are_apart(self):
         one, two = (Metrics(name, "1", [names.PREEMPTIONS]) for name in ("one", "two"))

@@ -1,0 +1,71 @@
+"""What every service exposes while it serves, held to the rules of `promtool check metrics`."""
+
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pillion.telemetry import names
+from tests.promlint import problems
+from tests.servers import Processes
+
+SERVICES = ("executor", "scheduler", "admission", "gateway")
+
+
+@pytest.fixture
+def expositions(processes: Callable[..., Processes], tiny_model: Any) -> dict[str, str]:
+    """By service, once a request is answered."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = processes(
+        model=tiny_model("llama3"), dtype="float32", num_kv_blocks=64, block_size=16, port=port,
+        max_num_batched_tokens=64, max_num_seqs=4, metrics_port=0,
+    )  # fmt: skip
+    for service in SERVICES:
+        running.start(service)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 60
+    while not _ready(url):
+        assert time.monotonic() < deadline, running.log("gateway")
+        time.sleep(0.1)
+    body = {"prompt": "x" * 40, "max_tokens": 5, "ignore_eos": True}
+    assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
+    found = {"gateway": httpx.get(url + "/metrics").text}
+    for service in SERVICES[:-1]:
+        at = re.search(r"http://\S+/metrics", running.log(service))
+        assert at, running.log(service)
+        found[service] = httpx.get(at[0]).text
+    return found
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(url + "/health/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_every_exposition_passes_promtool_s_rules(expositions: dict[str, str]) -> None:
+    assert set(expositions) == set(SERVICES)
+    exposed: dict[str, float] = {}
+    for service, text in expositions.items():
+        assert problems(text) == [], service
+        assert f'pillion_build_info{{service="{service}"' in text
+        for family in text_string_to_metric_families(text):
+            exposed |= {sample.name: sample.value for sample in family.samples}
+        if promtool := shutil.which("promtool"):
+            subprocess.run([promtool, "check", "metrics"], input=text, text=True, check=True, timeout=30)
+    counted = (
+        *(names.FLOPS, names.READ_BYTES, names.STEP_SECONDS),
+        *(names.CHUNK_TOKENS, names.PROMPT_TOKENS_ARRIVED, names.REQUESTS_STARTED),
+    )
+    for metric in counted:
+        assert exposed[metric.name + ("_count" if metric.kind == "histogram" else "")] > 0, metric.name

@@ -130,11 +130,11 @@ def test_a_wrong_setting_of_a_child_ends_the_stack_and_is_the_last_line(
     start_stack: StartStack, tmp_path: Path
 ) -> None:
     stack = start_stack("--executor", f"unix:{tmp_path}/{'x' * 120}.sock")
-    why = f"cannot listen on unix:{tmp_path}/x+.sock: "
+    why = f"{tmp_path}/x+.sock is longer than the 107 bytes"
     assert stack.wait_line(f"ERROR   executor ends: {why}", 60)
     assert stack.ended() == 1
     assert re.match(f"pillion: executor: {why}", stack.lines[-1])
-    assert not [line for line in stack.lines if "starting executor again" in line]
+    assert not [line for line in stack.lines if re.search("starting executor again|parse_address", line)]
 
 
 def test_two_stacks_run_side_by_side(stack: RunningStack, start_stack: StartStack) -> None:
@@ -173,12 +173,15 @@ def test_the_terminal_shows_lines_of_ours_only_and_a_shortened_context(start_sta
     stack = start_stack("--num-kv-blocks", "3", "--block-size", "16")
     assert stack.url
     assert stack.wait_line(r"context   32 tokens: lowered from \d+, .*; give --num-kv-blocks \d+ or more", 2)
+    valkey = stack.pids()["valkey"]
     assert stack.wait_line(r"2 KV blocks of 16 tokens: 1 request of the full 32 tokens", 2)
     assert stack.end() == 0
-    begin = re.compile(
-        r" *(\w+) \d+ \| (\d\d:\d\d:\d\d (INFO|WARNING) |(ending|valkey \d+ ended): )|  \w|Pillion|curl|$"
+    children = [line.partition(" | ")[2] for line in stack.lines if re.match(r" *[a-z]+ \d+ \| ", line)]
+    ours = re.compile(
+        rf"\d\d:\d\d:\d\d (INFO|WARNING) |not ready|ending|valkey {valkey} ended: all is on disk$"
     )
-    assert [line for line in stack.lines if not begin.match(line)] == []
+    assert len(children) > 10
+    assert [line for line in children if not ours.match(line)] == []
     assert "bye bye" in (stack.state / "default/valkey/valkey.log").read_text()
 
 

@@ -1,5 +1,6 @@
 """One service in this process: `pillion gateway`, `admission`, `scheduler`, `executor`."""
 
+import os
 from importlib import import_module, metadata
 
 import uvloop
@@ -12,6 +13,8 @@ from pillion.telemetry import logs, tracing
 def run(role: str, config: Config) -> int:
     """Runs the service to its end. Returns its exit code."""
     logs.setup(config.telemetry.log_level, config.telemetry.log_format, role)
+    # gRPC's own lines go round the log's format, and repeat what its errors say.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     flush = tracing.setup(role, version(), ids.process_id())
     try:
         # Imported here: only the executor may import torch, and only it does.

@@ -17,8 +17,30 @@ ROOT = Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
 if [ "$1 $2" = "-c import pip" ]; then exit 0; fi
 echo "$@" >>"$LOG"
+cat <<END
+Collecting torch==2.13.0
+  Downloading torch-2.13.0.metadata (30 kB)
+  Downloading https://a/b-c/torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl (190.3 MB)
+  Using cached numpy-2.5.1-cp311.whl (16.9 MB)
+Downloading small-1.0-py3-none-any.whl (9.9 MB)
+Downloading hf_xet-1.4.2-cp37-abi3.whl (10 MB)
+Installing collected packages: torch, numpy, hf-xet
+END
+echo "WARNING: of pip" >&2
 sleep "${PIP_TAKES:-0}"
 exit "${PIP_ENDS:-0}"
+"""
+MAKER = f"""#!/bin/sh
+case "$*" in
+  *"venv --clear"*)
+    echo "$@" >>"$LOG"
+    for last; do :; done
+    rm -rf "$last"; mkdir -p "$last/bin"
+    cat >"$last/bin/python" <<'PYTHON'
+{PYTHON}PYTHON
+    printf '#!/bin/sh\\necho "pillion $*"\\n' >"$last/bin/pillion"
+    chmod +x "$last/bin/python" "$last/bin/pillion" ;;
+esac
 """
 PILLION = """#!/bin/sh
 echo "pillion $*, in $PWD"
@@ -70,6 +92,15 @@ def test_it_installs_once_and_again_when_the_project_changes(checkout: Checkout,
     code, out, err = checkout.run("up", "--port", "1", cwd=tmp_path)
     assert (code, out) == (0, f"pillion up --port 1, in {tmp_path}\n"), err
     assert "torch==2.13.0 -e .[all]" in checkout.installs()[0]
+    log = checkout.root / ".venv/install.log"
+    assert err.splitlines() == [
+        f"installing Pillion and what it needs into {log.parent} (some minutes, once; details in {log})",
+        "  fetching torch (190 MB)",
+        "  fetching numpy (16 MB)",
+        "  fetching hf_xet (10 MB)",
+        "  installing 3 packages",
+    ]
+    assert "WARNING: of pip" in log.read_text()
     begin = time.monotonic()
     assert checkout.run("up", cwd=tmp_path)[::2] == (0, "")
     assert time.monotonic() - begin < 1
@@ -84,7 +115,11 @@ def test_an_install_that_was_cut_off_is_done_again(checkout: Checkout, tmp_path:
     checkout.with_environment()
     code, out, err = checkout.run("up", cwd=tmp_path, PIP_ENDS="1")
     assert (code, out) == (1, "")
-    assert err.splitlines()[-1].startswith("up: the install failed; see above, then run this again")
+    *_, shown, last = err.splitlines()
+    assert shown == "WARNING: of pip"
+    assert last.startswith(
+        f"up: the install failed; all that pip said is in {checkout.root}/.venv/install.log"
+    )
     assert checkout.run("up", cwd=tmp_path)[0] == 0
     assert len(checkout.installs()) == 2
 
@@ -104,6 +139,23 @@ def test_two_at_once_install_once(checkout: Checkout, tmp_path: Path) -> None:
     both = [checkout.start("up", cwd=tmp_path, PIP_TAKES="0.5") for _ in range(2)]
     assert [process.communicate(timeout=60)[0][:10] for process in both] == ["pillion up", "pillion up"]
     assert len(checkout.installs()) == 1
+
+
+def test_two_at_once_make_one_environment(checkout: Checkout, tmp_path: Path) -> None:
+    """Making it clears what is in it; the lock must not be."""
+    python = tmp_path / "python3"
+    python.write_text(MAKER)
+    python.chmod(0o755)
+    environ = {"PYTHON": str(python), "PIP_TAKES": "0.5"}
+    first = checkout.start("up", cwd=tmp_path, **environ)
+    deadline = time.monotonic() + 30
+    while not checkout.installs():  # the environment is made, and the install runs
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    second = checkout.start("up", cwd=tmp_path, **environ)
+    assert [one.communicate(timeout=60)[0][:10] for one in (first, second)] == ["pillion up", "pillion up"]
+    assert len(checkout.installs()) == 1
+    assert checkout.log.read_text().count("venv --clear") == 1
 
 
 def test_a_real_environment_is_made(checkout: Checkout, tmp_path: Path) -> None:

@@ -651,10 +651,10 @@ async def test_the_process_loads_serves_and_drains(start: Callable[..., Any], tm
     said = "\n".join(process.lines)
     for part in (
         "model ",
-        "float32, 1 threads",
+        "float32, 1 thread\n",
         "backend torch: ",
         "11 KV blocks",
-        "fit at once",
+        "room for 1 request of the full ",
         "MiB resident",
     ):
         assert part in said

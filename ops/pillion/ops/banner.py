@@ -7,6 +7,7 @@ from pillion.bus import Connection, Keys
 from pillion.config import Config
 from pillion.contracts.entries import Facts, Heartbeat, decode
 from pillion.ops.stack import url
+from pillion.words import counted
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -42,12 +43,12 @@ def capacity(config: Config, context: int, facts: Facts) -> list[str]:
     threads = config.executor.threads or len(os.sched_getaffinity(0))
     full = usable // -(-facts.max_model_len // facts.block_size)
     told = [
-        f"  computes  {facts.dtype}, {count(threads, 'thread')}",
+        f"  computes  {facts.dtype}, {counted(threads, 'thread')}",
         f"  backend   {facts.backend} ({facts.backend_reason})",
-        f"  holds     {count(usable, 'KV block')} of {count(facts.block_size, 'token')}: "
-        f"{count(full, 'request')} of the full {facts.max_model_len} tokens",
-        f"  runs      up to {count(facts.max_num_seqs, 'sequence')}, "
-        f"{count(facts.max_step_tokens, 'token')} a step",
+        f"  holds     {counted(usable, 'KV block')} of {counted(facts.block_size, 'token')}: "
+        f"{counted(full, 'request')} of the full {facts.max_model_len} tokens",
+        f"  runs      up to {counted(facts.max_num_seqs, 'sequence')}, "
+        f"{counted(facts.max_step_tokens, 'token')} a step",
     ]
     wanted = config.model.max_model_len or context
     if facts.max_model_len < wanted:
@@ -57,10 +58,6 @@ def capacity(config: Config, context: int, facts: Facts) -> list[str]:
             f"give --num-kv-blocks {blocks} or more --kv-cache-memory"
         )
     return told
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _curl(config: Config, model: str) -> list[str]:

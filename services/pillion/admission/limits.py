@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 from pillion.contracts.entries import Facts, Refusal, Request
+from pillion.words import counted
 
 
 def longest(facts: Facts) -> int:
@@ -64,7 +65,7 @@ def too_late(request: Request) -> Refusal:
 def queue_full(request: Request, waiting: int, tokens: int, rate: float) -> Refusal:
     """`tokens` wait; `rate` are computed a second. The time to come back is when they are through."""
     seconds = float(min(60, max(1, math.ceil(tokens / rate)))) if rate > 0 else 5.0
-    message = f"{waiting} requests wait already, and no more may; try again in {seconds:.0f} s"
+    message = f"{counted(waiting, 'request')} waiting already, and no more may; try again in {seconds:.0f} s"
     return Refusal(request.id, 429, message, "overloaded_error", code="queue_full", retry_after=seconds)
 
 

@@ -19,6 +19,7 @@ from pillion.config import Config
 from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, decode
 from pillion.telemetry import Metrics, tracing
 from pillion.telemetry.endpoint import endpoint
+from pillion.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Admission:
             taken += len(entries)
             await self.desk.mailbox.put(Submissions(entries))
         if taken:
-            log.info("took over %d requests of a predecessor", taken)
+            log.info("took over %s of a predecessor", counted(taken, "request"))
         async for entries in self._group.follow():
             await self.desk.mailbox.put(Submissions(entries))
 

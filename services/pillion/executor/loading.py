@@ -12,6 +12,7 @@ from pillion.executor.engine import Engine
 from pillion.executor.models.registry import read_spec
 from pillion.executor.weights import open_weights
 from pillion.modelfiles import locate
+from pillion.words import counted
 
 Say = Callable[[str], None]
 
@@ -33,7 +34,7 @@ def load(config: Config, say: Say) -> Loaded:
     say(f"looking for the model {config.model.model}")
     located = locate(config.model.model, config.model.revision, config.cache_path)
     spec = read_spec(located)
-    say(f"reading {spec.architecture}, {spec.num_layers} layers, from {located.path}")
+    say(f"reading {spec.architecture}, {counted(spec.num_layers, 'layer')}, from {located.path}")
     with open_weights(located, spec) as weights:
         engine = Engine(config, spec, weights, located)
     say(f"loaded in {time.monotonic() - begin:.1f} s")
@@ -46,9 +47,10 @@ def describe(engine: Engine, threads: int) -> list[str]:
     usable = facts.num_blocks - 1  # block 0 is never given out
     whole = min(usable // -(-facts.max_model_len // facts.block_size), facts.max_num_seqs)
     return [
-        f"model {facts.model}, {facts.dtype}, {threads} threads",
+        f"model {facts.model}, {facts.dtype}, {counted(threads, 'thread')}",
         f"backend {facts.backend}: {facts.backend_reason}",
-        f"{usable} KV blocks of {facts.block_size} tokens, {engine.kv_cache_bytes >> 20} MiB;"
-        f" {whole} requests of the full {facts.max_model_len} tokens fit at once",
+        f"{counted(usable, 'KV block')} of {counted(facts.block_size, 'token')}, "
+        f"{engine.kv_cache_bytes >> 20} MiB; "
+        f"room for {counted(whole, 'request')} of the full {facts.max_model_len} tokens at once",
         *engine.notes,
     ]

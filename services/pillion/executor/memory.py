@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pillion.config import ConfigError
+from pillion.words import counted
 
 MIB = 1 << 20
 
@@ -49,8 +50,8 @@ def size_pool(
         num_blocks = min(most, budget // block_bytes)
         if num_blocks < 2:
             raise OutOfMemory(
-                f"{budget // MIB} MiB hold {num_blocks} KV blocks of {block_bytes // 1024} KiB, two are "
-                "needed; give more with --kv-cache-memory or free memory"
+                f"{budget // MIB} MiB of memory hold {counted(num_blocks, 'KV block')} of "
+                f"{block_bytes // 1024} KiB, two are needed; give more with --kv-cache-memory or free memory"
             )
     elif num_blocks < 2:
         raise OutOfMemory(

@@ -38,6 +38,7 @@ from pillion.scheduler.publisher import GROUP, Publisher, Refused, Step
 from pillion.scheduler.spans import Spans
 from pillion.telemetry import names
 from pillion.telemetry.endpoint import endpoint
+from pillion.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Service:
         await self._cancels.start()
         recovered = await self.intake.recover()
         if recovered:
-            log.info("goes on with %d requests of a predecessor", recovered)
+            log.info("goes on with %s of a predecessor", counted(recovered, "request"))
         await self.intake.run(lambda: self.publisher.last)
 
     # --- the core ----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from pillion import clock
+from pillion.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class Supervisor:
                     raise
                 delay = actor.delay(clock.monotonic())
                 if delay is None:
-                    log.exception("%s failed %d times", actor.name, actor.max_restarts + 1)
+                    log.exception("%s failed %s", actor.name, counted(actor.max_restarts + 1, "time"))
                     self._finish(Exit.FAILED, f"{actor.name} kept failing: {error!r}")
                     return
                 log.exception("%s failed, starting again in %.1f s", actor.name, delay)

@@ -64,7 +64,7 @@ async def test_keys(start: Any) -> None:
         if status == 401:
             assert (await stack.fetch("POST", "/tokenize", json={"prompt": "x"}, headers=headers))[0] == 401
             assert (await stack.fetch("DELETE", "/v1/streams/" + "0" * 32, headers=headers))[0] == 401
-    for path in ("/health/live", "/version", "/metrics"):
+    for path in ("/health/live", "/version", "/metrics"):  # as docs/configuration.md says
         assert (await stack.fetch("GET", path))[0] == 200
 
 

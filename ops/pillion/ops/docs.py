@@ -33,6 +33,17 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
+_AFTER = {
+    "gateway": (
+        "With `--api-key`, `/v1/...`, `/tokenize` and `/detokenize` ask for `Authorization: Bearer KEY`.",
+        "`/health`, `/health/live`, `/health/ready`, `/version` and `/metrics` stay open: what asks there (an",
+        "orchestrator, a load balancer, Prometheus) often holds no key, and the answers carry no text, key or id",
+        "of a request, only states and totals. To close them too, put a proxy before the gateway.",
+    ),
+}
+"""What a section's table does not say."""
+
+
 def configuration() -> str:
     """`docs/configuration.md`."""
     lines = [
@@ -44,6 +55,7 @@ def configuration() -> str:
     section = ""
     for leaf in leaves():
         if leaf.section != section:
+            lines += _after(section)
             section = leaf.section
             lines += [
                 "",
@@ -55,7 +67,11 @@ def configuration() -> str:
         default = "" if leaf.default in (None, ()) else f"`{leaf.default}`"
         flag = f"{leaf.flag}/--no-{leaf.flag[2:]}" if isinstance(leaf.default, bool) else leaf.flag
         lines.append(f"| `{leaf.name}` | `{flag}` | {default} | {leaf.help} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_after(section)]) + "\n"
+
+
+def _after(section: str) -> list[str]:
+    return ["", *_AFTER[section]] if section in _AFTER else []
 
 
 PAGES: dict[str, Callable[[], str]] = {"metrics.md": metrics, "configuration.md": configuration}

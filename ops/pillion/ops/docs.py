@@ -37,8 +37,8 @@ _AFTER = {
     "gateway": (
         "With `--api-key`, `/v1/...`, `/tokenize` and `/detokenize` ask for `Authorization: Bearer KEY`.",
         "`/health`, `/health/live`, `/health/ready`, `/version` and `/metrics` stay open: what asks there",
-        "(an orchestrator, a load balancer, Prometheus) often holds no key, and the answers carry no text, key",
-        "or id of a request, only states and totals. To close them too, put a proxy before the gateway.",
+        "(an orchestrator, a load balancer, Prometheus) often holds no key, and the answers carry no text,",
+        "key or id of a request, only states and totals. To close them too, put a proxy before the gateway.",
     ),
 }
 """What a section's table does not say."""

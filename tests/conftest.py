@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 from pillion.config import load
 from pillion.modelfiles import Located, locate
+from pillion.ops.role import SPINS
+
+os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # for torch in this process, as the executor has it
 
 pytest_plugins = ["tests.servers"]
 

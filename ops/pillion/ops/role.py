@@ -9,12 +9,17 @@ from pillion import ids
 from pillion.config import Config
 from pillion.telemetry import logs, tracing
 
+# How long an OpenMP thread spins at a barrier before it sleeps; read when torch is loaded. The default of
+# some 300,000 takes a whole time slice from the thread that it waits for, as soon as the cores are shared.
+SPINS = "2000"
+
 
 def run(role: str, config: Config) -> int:
     """Runs the service to its end. Returns its exit code."""
     logs.setup(config.telemetry.log_level, config.telemetry.log_format, role)
     # gRPC's own lines go round the log's format, and repeat what its errors say.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     flush = tracing.setup(role, version(), ids.process_id())
     try:
         # Imported here: only the executor may import torch, and only it does.

@@ -69,7 +69,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a terminal's Ctrl-C reaches the parent only, which ends all in order
             pass_fds=self.inherit,
-            preexec_fn=_die_with_parent(self.death_signal),
+            preexec_fn=die_with_parent(self.death_signal),
         )
 
     async def wait(self) -> int:
@@ -176,7 +176,7 @@ def _tail(path: Path) -> list[str]:
         return [f"cannot read {path}: {error.strerror}"]
 
 
-def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """For Linux; elsewhere a killed parent leaves its children to be ended by hand."""
     if sys.platform != "linux":
         return None

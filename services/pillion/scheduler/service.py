@@ -200,6 +200,7 @@ class Service:
 
     async def acquire(self) -> None:
         """Waits for the lease."""
+        log.info("replica %s: asks for the lease", self.replica)
         await self.lease.acquire()
         log.info("replica %s: lease held, epoch %d", self.replica, self.lease.epoch)
 

@@ -1,0 +1,1 @@
+"""`ops/chaos`: kills and stops the processes of a real stack at random, and compares every stream."""

@@ -1,0 +1,62 @@
+"""`ops/chaos`: the command."""
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pillion.ops.chaos import report, schedule
+from pillion.ops.chaos.run import Options, run
+from pillion.ops.chaos.stack import Broken, Stack
+
+DEFAULT = tuple(role for role in schedule.ROLES if role != "gateway")
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "max_content_width": 110})
+@click.option("--streams", default=100, show_default=True, help="requests that run at any time")
+@click.option("--kills", default=50, show_default=True, help="blows: kill -9, and SIGSTOP for some seconds")
+@click.option("--seed", default=1, show_default=True, help="of requests and blows")
+@click.option("--services", default=",".join(DEFAULT), show_default=True, help="who is struck")
+@click.option("--output-tokens", default=120, show_default=True, help="the most tokens of an answer")
+@click.option("--rolling", is_flag=True, help="instead of kills: SIGTERM to one service after the other")
+@click.option("--output", type=click.Path(path_type=Path), help="raw result, JSON; the log goes beside it")
+@click.argument("up", nargs=-1, type=click.UNPROCESSED)
+def main(
+    streams: int, kills: int, seed: int, services: str, output_tokens: int, rolling: bool,
+    output: Path | None, up: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Kills and stops the processes of a stack of its own at random and compares every stream, token for
+    token, with an undisturbed run. Exit code 1 on any difference. What follows `--` goes to `pillion up`."""
+    roles = [role.strip() for role in services.split(",") if role.strip()]
+    if unknown := sorted(set(roles) - set(schedule.ROLES)):
+        raise click.BadParameter(
+            f"{unknown[0]}; there is {', '.join(schedule.ROLES)}", param_hint="--services"
+        )
+    blows = schedule.rolling(roles) if rolling else schedule.blows(seed, kills, roles)
+    with tempfile.TemporaryDirectory(prefix="pillion-chaos-") as state:
+        stack = Stack(Path(state), up, output.with_suffix(".log") if output else None)
+        raw = asyncio.run(_main(Options(streams, seed, output_tokens, blows), stack))
+    if output is not None:
+        output.write_text(json.dumps(raw, indent=1) + "\n")
+    click.echo(report.words(raw))
+    raise SystemExit(int(bool(raw["differences"] or raw["faults"])))
+
+
+async def _main(options: Options, stack: Stack) -> dict[str, Any]:
+    """The raw result."""
+    try:
+        record = await run(options, stack, lambda text: click.echo(text, err=True))
+    except Broken as broken:
+        raise click.ClickException(str(broken)) from None
+    finally:
+        code = await stack.end()
+    if code != 0:
+        record.faults.append(f"`pillion up` ended with {code}, not 0")
+    return report.raw(record, stack.lines)
+
+
+if __name__ == "__main__":
+    main()

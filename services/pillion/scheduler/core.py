@@ -34,10 +34,11 @@ from .messages import (
 )
 from .plan import Draft
 from .prefix import Hash
-from .roster import SUSPECT, Counters, Queue, Roster
+from .roster import Counters, Queue, Roster
 from .sequence import Change, Sequence, State
 
 IN_FLIGHT = 2  # plans: one runs, the next is there before it ends
+SUSPECT = 2  # failed steps without progress after which a sequence runs alone, to tell it from its neighbours
 HOPELESS = SUSPECT + 2  # failed steps, the last two alone, after which a sequence is at fault
 LEAD_MIN, LEAD_MAX = 0.001, 0.050  # seconds
 LEAD_FALL = 0.99  # the lead shrinks by so much a step until the executor is seen idle
@@ -58,6 +59,7 @@ class Flight:
 
     step: int
     rows: list[Sequence]
+    ends: tuple[int, ...]  # for each row, the position behind the last that it computes
     tokens: int
     pairs: float
     sent: float
@@ -93,6 +95,7 @@ class Core:
         self._counters = Counters()
         self._requests: dict[str, Live] = {}
         self._waiting = Queue()
+        self._suspects: list[Sequence] = []  # each of them runs alone until it has come further
         self._order = 0
         self._draining = False
         self._facts: Facts | None = None
@@ -122,7 +125,7 @@ class Core:
             case Connected():
                 self._connected(event.facts, out)
             case Disconnected():
-                self._disconnected(out)
+                self._disconnected(event.orderly, out)
             case Draining():
                 self._draining = True
             case Woken():
@@ -136,7 +139,7 @@ class Core:
 
     def _connected(self, facts: Facts, out: Outbox) -> None:
         if self._roster is not None:
-            self._disconnected(out)
+            self._disconnected(True, out)
         settings = self._settings
         pool = Pool(facts.num_blocks, facts.block_size, settings.enable_prefix_caching, self._hash)
         slots = min(settings.max_num_seqs, facts.max_num_seqs)
@@ -147,15 +150,18 @@ class Core:
         for live in list(self._requests.values()):
             self._fit(live, out)
 
-    def _disconnected(self, out: Outbox) -> None:
+    def _disconnected(self, orderly: bool, out: Outbox) -> None:
         if self._roster is None:
             return
-        named = self._flights[0].rows if self._flights else []
+        # Which of the plans it died in is not known: the result of one before may have died with it.
+        named = list(dict.fromkeys(sequence for flight in self._flights for sequence in flight.rows))
         self._flights.clear()
         self._woken_at = None
         self._roster.dissolve()
         self._roster = self._budget = self._facts = None
-        self._blame(named, "the executor was lost", out)
+        if not orderly:
+            self._counters.executors_lost += 1
+            self._blame(named, "the executor was lost", out)
 
     def _submitted(self, event: Submitted, out: Outbox) -> None:
         request = event.request
@@ -207,6 +213,7 @@ class Core:
         self._adjust_lead(
             event.gap_seconds if flight.pipelined else now - flight.sent - event.seconds, flight
         )
+        self._absolve(flight)
         by_incarnation = self._roster.by_incarnation
         for row in event.rows:
             sequence_or_none = by_incarnation.get(row.incarnation)
@@ -221,7 +228,6 @@ class Core:
             roster.enter(sequence, computed, step)
         position = sequence.output
         sequence.tokens += row.tokens
-        sequence.failures = 0
         finish = row.finish
         if finish is None and sequence.output >= sequence.max_tokens:
             finish = "length"
@@ -265,9 +271,26 @@ class Core:
     def _blame(self, named: list[Sequence], message: str, out: Outbox) -> None:
         """A step failed. Who was in several is run alone; who fails alone as well is at fault and ends."""
         for sequence in named:
+            if sequence.state is State.ENDED:
+                continue
             sequence.failures += 1
-            if sequence.failures >= HOPELESS and sequence.state is not State.ENDED:
+            if sequence.failures >= HOPELESS:
+                self._counters.poisonous += 1
                 self._finish(sequence, "error", out, f"the step failed each time: {message}")
+            elif sequence.failures == SUSPECT:
+                self._suspects.append(sequence)
+
+    def _absolve(self, flight: Flight) -> None:
+        """A step succeeded. Who came further than ever before is above suspicion.
+
+        Further, since a sequence that fails behind its first chunk succeeds in that one each time.
+        """
+        for sequence, end in zip(flight.rows, flight.ends, strict=True):
+            if end > sequence.reached:
+                sequence.reached = end
+                if sequence.failures >= SUSPECT and sequence in self._suspects:
+                    self._suspects.remove(sequence)
+                sequence.failures = 0
 
     # --- life of requests --------------------------------------------------------------------------
 
@@ -341,6 +364,8 @@ class Core:
             out.finished.append(sequence.request.id)
 
     def _drop(self, sequence: Sequence) -> None:
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
         if self._roster is not None:
             self._roster.end(sequence)
         else:
@@ -360,6 +385,8 @@ class Core:
     def _due(self, now: float) -> bool:
         if self._roster is None or len(self._flights) >= IN_FLIGHT:
             return False
+        if self._suspects:
+            return not self._flights  # alone in the step, and with no other step behind it
         return not self._flights or self._flights[0].lost or now >= self._deadline()
 
     def _deadline(self) -> float:
@@ -370,6 +397,7 @@ class Core:
         if (
             self._roster is None
             or len(self._flights) != 1
+            or self._suspects
             or self._due(now)
             or self._deadline() == self._woken_at
         ):
@@ -381,13 +409,15 @@ class Core:
 
     def _compose(self, now: float) -> Plan | None:
         assert self._roster is not None and self._budget is not None
+        suspect = self._roster.suspect = self._suspects[0] if self._suspects else None
         while True:
             draft = Draft(self._step + 1)
             allowed = self._policy.compose(self._roster, draft, self._budget)
             if draft.rows:
                 break
             running = self._roster.running
-            if self._flights or len(running) < 2:
+            alone = suspect is not None and not suspect.running
+            if self._flights or len(running) < (1 if alone else 2):
                 return None
             # Nobody can go on and nothing will return: the latest, lowest gives its blocks to the others.
             prefilling = self._roster.prefilling
@@ -401,6 +431,7 @@ class Core:
             Flight(
                 step=draft.step,
                 rows=draft.rows,
+                ends=draft.ends,
                 tokens=draft.tokens,
                 pairs=pairs,
                 sent=now,
@@ -449,6 +480,8 @@ class Core:
             overdue=max(overdue, 0.0),
             steps=counters.steps,
             failed_steps=counters.failed_steps,
+            executors_lost=counters.executors_lost,
+            poisonous=counters.poisonous,
             preemptions=counters.preemptions,
             recomputed_tokens=counters.recomputed_tokens,
             queried_tokens=counters.queried_tokens,

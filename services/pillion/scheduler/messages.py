@@ -18,6 +18,8 @@ class Connected:
 class Disconnected:
     """The executor is gone, and with it all slots, blocks and plans in flight."""
 
+    orderly: bool = False  # it was asked to end, and said so: no sequence is suspected of it
+
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
@@ -170,6 +172,8 @@ class Snapshot:
     overdue: float  # seconds that the oldest step in flight is past its predicted end
     steps: int
     failed_steps: int
+    executors_lost: int
+    poisonous: int  # sequences given up since each step with them failed
     preemptions: int
     recomputed_tokens: int
     queried_tokens: int  # that the prefix index was asked for

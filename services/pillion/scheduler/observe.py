@@ -16,6 +16,8 @@ _COUNTERS = (
     (names.PREFIX_QUERIED_TOKENS, "queried_tokens"),
     (names.PREFIX_HIT_TOKENS, "hit_tokens"),
     (names.LATE_RESULTS, "late_results"),
+    (names.EXECUTORS_LOST, "executors_lost"),
+    (names.POISONOUS, "poisonous"),
 )
 
 

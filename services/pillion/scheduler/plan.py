@@ -59,6 +59,11 @@ class Draft:
         return False
 
     @property
+    def ends(self) -> tuple[int, ...]:
+        """For each row the position behind the last that it computes."""
+        return tuple([start + count for start, count in zip(self._starts, self._counts, strict=True)])
+
+    @property
     def pairs(self) -> float:
         """The step's attention work, as the cost model counts it."""
         decodes = self.decodes

@@ -10,7 +10,6 @@ from .prefix import Entry
 from .sequence import Change, Sequence, State
 
 PROTECTED = 3  # preemptions after which a sequence is no victim of its own priority
-SUSPECT = 2  # failed steps after which a sequence runs alone, to tell it from its neighbours
 
 
 @dataclass(slots=True)
@@ -24,6 +23,8 @@ class Counters:
     hit_tokens: int = 0
     late_results: int = 0
     failed_steps: int = 0
+    executors_lost: int = 0
+    poisonous: int = 0
 
 
 def _key(sequence: Sequence) -> tuple[float, int]:
@@ -47,6 +48,7 @@ class Roster:
         self.prefilling = Queue()
         self.decoding: list[Sequence] = []
         self.by_incarnation: dict[int, Sequence] = {}
+        self.suspect: Sequence | None = None  # runs alone for now
         self.returned = 0  # the last step whose result is here
         self.free_slots = list(range(slots - 1, -1, -1))
         self._slots = slots
@@ -71,8 +73,13 @@ class Roster:
         return self.pool.available - owed - self._watermark
 
     @property
-    def isolating(self) -> bool:
-        return any(sequence.failures >= SUSPECT for sequence in self.running)
+    def turn(self) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
+        """Who may be in the next step, decoding, prefilling and waiting: all, or a suspect on its own."""
+        everyone = self.decoding, self.prefilling, self.waiting
+        if self.suspect is None:
+            return everyone
+        decoding, prefilling, waiting = ([s for s in group if s is self.suspect] for group in everyone)
+        return decoding, prefilling, waiting
 
     def match(self, sequence: Sequence, draft: Draft) -> tuple[list[Entry], bool]:
         """Cached blocks that continue the sequence, and whether its next block is computed by this draft.

@@ -56,6 +56,7 @@ class Sequence:
         "priority",
         "prompt_length",
         "rank",
+        "reached",
         "request",
         "sent",
         "slot",
@@ -87,7 +88,8 @@ class Sequence:
         self.key = (request.priority * ageing + request.arrival, order)
         self.state = State.WAITING
         self.preemptions = 0
-        self.failures = 0  # failed steps that named it since one succeeded
+        self.reached = 0  # the furthest position before which a step that succeeded computed its tokens
+        self.failures = 0  # failed steps that named it since it came further
         self.cached: int | None = None  # prompt tokens found in the index when first scheduled
         self.incarnation = 0  # of the last take; 0 before the first
         self.step = 0  # the last plan that named it or gave it blocks

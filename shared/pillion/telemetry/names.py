@@ -137,6 +137,14 @@ SCHEDULE_SECONDS = Metric(
 LATE_RESULTS = Metric(
     "pillion_late_results_total", "counter", "scheduler", "Results for sequences that had ended before."
 )
+EXECUTORS_LOST = Metric(
+    "pillion_executors_lost_total", "counter", "scheduler",
+    "Executors that died, were cut off, or were given up on past a step's deadline.",
+)  # fmt: skip
+POISONOUS = Metric(
+    "pillion_poisonous_sequences_total", "counter", "scheduler",
+    "Sequences given up since every step with them failed, also alone.",
+)  # fmt: skip
 DEAD_LETTERS = Metric(
     "pillion_dead_letters_total",
     "counter",

@@ -4,7 +4,7 @@ from enum import Enum, auto
 
 from ..budget import Budget
 from ..plan import Draft
-from ..roster import SUSPECT, Roster
+from ..roster import Roster
 from ..sequence import Sequence, State
 
 
@@ -18,26 +18,28 @@ class StallFree:
     """Sarathi-Serve's policy (OSDI 2024, algorithm 3), with prefix hits, priorities and preemption."""
 
     def compose(self, roster: Roster, draft: Draft, budget: Budget) -> int:
-        ready = [sequence for sequence in roster.decoding if sequence.computed < sequence.limit]
+        decoding, prefilling, waiting = roster.turn
+        ready = [sequence for sequence in decoding if sequence.computed < sequence.limit]
         context = sum([sequence.computed for sequence in ready])
-        allowance = budget.allow(len(ready), context, self._prefill_start(roster))
+        allowance = budget.allow(len(ready), context, self._prefill_start(roster, prefilling, waiting))
         if allowance.decodes < len(ready):
             ready = ready[: allowance.decodes]
             roster.rotate(roster.decoding.index(ready[-1]) + 1 if ready else 0)
         self._decode(roster, draft, ready)
-        self._prefill(roster, draft, allowance.tokens, budget.tile)
+        _, prefilling, waiting = roster.turn  # decodes may have sent some back
+        self._prefill(roster, draft, prefilling[::-1], waiting[::-1], allowance.tokens, budget.tile)
         return allowance.tokens
 
     @staticmethod
-    def _prefill_start(roster: Roster) -> int | None:
+    def _prefill_start(roster: Roster, prefilling: list[Sequence], waiting: list[Sequence]) -> int | None:
         """Where the first prompt goes on; None when no prompt can be placed in this step."""
-        if roster.prefilling:
-            return roster.prefilling[0].computed
-        if not roster.waiting:
+        if prefilling:
+            return prefilling[0].computed
+        if not waiting:
             return None
         if roster.free_slots and roster.spare > 0:
             return 0
-        first = min([sequence.priority for sequence in roster.waiting])
+        first = min([sequence.priority for sequence in waiting])
         return 0 if any(sequence.priority > first for sequence in roster.decoding) else None
 
     @staticmethod
@@ -52,9 +54,11 @@ class StallFree:
                 roster.reach(sequence, sequence.computed + 1)
         draft.decode([s for s in ready if s.state is State.DECODING and s.computed < s.capacity])
 
-    def _prefill(self, roster: Roster, draft: Draft, tokens: int, tile: int) -> None:
-        """Running prompts first, but behind waiting ones of strictly higher priority."""
-        running, waiting = roster.prefilling[::-1], roster.waiting[::-1]
+    def _prefill(
+        self, roster: Roster, draft: Draft, running: list[Sequence], waiting: list[Sequence],
+        tokens: int, tile: int,
+    ) -> None:  # fmt: skip
+        """Running prompts first, but behind waiting ones of strictly higher priority; the next come last."""
         while draft.tokens < tokens and (running or waiting):
             if waiting and (not running or waiting[-1].priority < running[-1].priority):
                 sequence = waiting.pop()
@@ -74,8 +78,6 @@ class StallFree:
         """Lets the sequence in when its whole suffix fits, if need be at lower priorities' cost."""
         if sequence.step > roster.returned:
             return _Verdict.LATER  # a plan that names it is in flight and may bring tokens
-        if roster.isolating or (sequence.failures >= SUSPECT and roster.busy):
-            return _Verdict.FULL
         entries, wait = roster.match(sequence, draft)
         if wait:
             return _Verdict.LATER

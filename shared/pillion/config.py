@@ -138,6 +138,14 @@ class Scheduler(Section, frozen=True):
     lease_seconds: Annotated[
         float, Meta(description="life of the replica's lease without renewal, seconds", gt=0)
     ] = 3.0
+    step_timeout: Annotated[
+        float,
+        Meta(
+            description="seconds that a step may be late before its executor counts as hung: the scheduler"
+            " starts its sequences anew, the executor ends",
+            gt=0,
+        ),
+    ] = 60.0
     journal_retention: Annotated[
         float, Meta(description="how long a finished request's record is kept, seconds", gt=0)
     ] = 600.0

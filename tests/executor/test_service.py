@@ -506,6 +506,7 @@ async def test_draining_waits_for_plans_in_flight_and_takes_no_new_stream(house:
     async with asyncio.timeout(DEADLINE):
         await drained
     house.servicer.end()
+    assert (await stream.get()).refused.reason == "draining"  # no fault of what is in flight
     assert await stream.end() == (grpc.StatusCode.UNAVAILABLE, "the executor is stopping")
 
 
@@ -646,6 +647,7 @@ async def test_the_process_loads_serves_and_drains(start: Callable[..., Any], tm
         await stream.send(prefill(1, 0, 1, [1, 2]))
         assert (await stream.result()).step == 1
         process.process.send_signal(signal.SIGTERM)
+        assert (await stream.get()).refused.reason == "draining"
         assert await stream.end() == (grpc.StatusCode.UNAVAILABLE, "the executor is stopping")
     assert await process.exit() == 0
     said = "\n".join(process.lines)

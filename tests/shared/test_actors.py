@@ -229,6 +229,22 @@ class TestASupervisor:
         assert process.code() == Exit.FORCED
         assert "not drained within 0.3 s" in process.log
 
+    def test_what_outlives_the_grace_period_is_handed_on_where_it_can_be(self, run: Run):
+        process = run(
+            """
+            async def hand_on():
+                say("handed on")
+            supervisor.add("steady", steady)
+            supervisor.on_drain(forever, hand_on)
+        """,
+            grace=0.3,
+        )
+        process.until("up")
+        process.send(signal.SIGTERM)
+        assert process.code() == Exit.DRAINED
+        assert process.said() == ["up", "handed on", "cancelled"]
+        assert "what had not ended within 0.3 s is handed on" in process.log
+
     def test_a_failed_drain_is_said_and_no_success(self, run: Run):
         process = run("""
             async def broken():

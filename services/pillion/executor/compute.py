@@ -8,6 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
+
+from pillion.actors import Exit, Stop
 from pillion.contracts import executor_pb2
 from pillion.contracts.entries import Facts
 from pillion.executor.work import Work
@@ -76,6 +79,24 @@ class Compute:
         self._pool = ThreadPoolExecutor(1, "compute")
         self._idle_since = 0.0  # perf_counter
         self._left_work = False
+        self.begun = 0  # steps
+        self.busy = False  # whether the last of them runs
+        self.fault = ""  # why no step can succeed any more
+
+    async def guard(self, limit: float) -> None:
+        """Raises Stop when the engine died: no step can succeed, or one takes longer than `limit` seconds.
+
+        Counted in looks and not by the clock, which goes on while the whole process is stopped.
+        """
+        look = min(1.0, limit / 4)
+        step, looks = 0, 0
+        while not self.fault:
+            await asyncio.sleep(look)
+            looks = looks + 1 if self.busy and self.begun == step else 0
+            step = self.begun
+            if looks * look > limit:
+                self.fault = f"step hangs for more than {limit:g} s"
+        raise Stop(Exit.ENGINE_DIED, f"the engine died: {self.fault}")
 
     async def call(self, function: Callable[[], T]) -> T:
         """Runs `function` in the thread, after what was submitted before."""
@@ -97,13 +118,20 @@ class Compute:
         idle = start - self._idle_since
         gap = idle if self._left_work else None
         result, error = None, ""
+        self.begun += 1
+        self.busy = True
         try:
             result = engine.run(plan)
         except Exception as raised:
             # Whatever a step raises belongs to that step: the scheduler is told, the next plan may well run.
             log.exception("step %d failed", plan.step)
             error = f"{type(raised).__name__}: {raised}"
+            if isinstance(raised, torch.AcceleratorError):
+                self.fault = (
+                    error  # the device's context is broken, and stays so as long as the process lives
+                )
         end = time.perf_counter()
+        self.busy = False
         self._idle_since = end
         self._left_work = result is not None and len(plan.slot) > sum(
             finish != executor_pb2.RUNNING for finish in result.finish

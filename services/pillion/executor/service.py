@@ -71,8 +71,9 @@ async def run(config: Config) -> int:
     # A model that fails to load fails again: no restart.
     supervisor.add("model", model, max_restarts=0)
     supervisor.add("server", server)
+    supervisor.add("engine", lambda: compute.guard(config.scheduler.step_timeout))
     supervisor.add("metrics", lambda: endpoint(metrics, config.telemetry))
-    supervisor.on_drain(servicer.drain)
+    supervisor.on_drain(servicer.drain, servicer.hand_on)
     code = await supervisor.run()
     if not await compute.close(_END_SECONDS):
         # A thread in the middle of a step or of loading would keep the process alive.

@@ -42,6 +42,10 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
             if self._current is not None and not self._current.idle:
                 quiet = time.monotonic()
 
+    async def hand_on(self) -> None:
+        """The grace period is over: the scheduler goes on with whoever comes next."""
+        self.end()
+
     def end(self) -> None:
         """Ends the current attachment."""
         if self._current is not None:
@@ -56,6 +60,8 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
                 await self._serve(attachment, context)
         except StreamEnded as end:
             reason = str(end)
+            if self._draining and attachment is not None:
+                await context.write(_refused("draining", reason))
             await context.abort(end.code, reason)
         except asyncio.CancelledError:
             reason = "its stream was lost"
@@ -76,12 +82,13 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
         if not isinstance(first, executor_pb2.ToExecutor) or first.WhichOneof("message") != "open":
             raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be an Open")
         opening = first.open
-        refused = self._refusal(opening)
-        if refused is not None:
-            # While the model loads, a scheduler asks several times a second.
-            level = logging.DEBUG if refused.reason == "loading" else logging.INFO
+        answer = self._refusal(opening)
+        if answer is not None:
+            refused = answer.refused
+            # While the model loads or ends, a scheduler asks several times a second.
+            level = logging.DEBUG if refused.reason in ("loading", "draining") else logging.INFO
             log.log(level, "refused a scheduler of epoch %d: %s", opening.epoch, refused.message)
-            await context.write(executor_pb2.FromExecutor(refused=refused))
+            await context.write(answer)
             return None
         assert self._engine is not None  # else it is refused as loading
         self._epoch = opening.epoch
@@ -106,21 +113,22 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
             if self._current is attachment:
                 self._current = None
 
-    def _refusal(self, opening: executor_pb2.Open) -> executor_pb2.Refused | None:
+    def _refusal(self, opening: executor_pb2.Open) -> executor_pb2.FromExecutor | None:
         if opening.schema != SCHEMA:
-            return executor_pb2.Refused(
-                reason="schema",
-                message=f"schema {opening.schema} is not this executor's {SCHEMA}; run one release",
+            return _refused(
+                "schema", f"schema {opening.schema} is not this executor's {SCHEMA}; run one release"
             )
         if opening.epoch < self._epoch:
-            return executor_pb2.Refused(
-                reason="epoch", message=f"epoch {opening.epoch} is over; {self._epoch} was seen since"
-            )
+            return _refused("epoch", f"epoch {opening.epoch} is over; {self._epoch} was seen since")
         if self._draining:
-            return executor_pb2.Refused(reason="draining", message="the executor is stopping")
+            return _refused("draining", "the executor is stopping")
         if self._engine is None:
-            return executor_pb2.Refused(reason="loading", message="the model is being loaded")
+            return _refused("loading", "the model is being loaded")
         return None
+
+
+def _refused(reason: str, message: str) -> executor_pb2.FromExecutor:
+    return executor_pb2.FromExecutor(refused=executor_pb2.Refused(reason=reason, message=message))
 
 
 def to_wire(facts: Facts) -> executor_pb2.Facts:

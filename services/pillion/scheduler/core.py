@@ -459,12 +459,17 @@ class Core:
             return 0
         return min(self._facts.max_model_len, (self._facts.num_blocks - 1) * self._facts.block_size + 1)
 
+    def overdue(self, now: float) -> float:
+        """Seconds that the oldest step in flight is past its predicted end; 0 where there is none."""
+        if not self._flights:
+            return 0.0
+        return max(now - self._started - self._flights[0].predicted, 0.0)
+
     def snapshot(self, now: float = 0.0) -> Snapshot:
         """`now` is needed for `overdue` only."""
         counters, roster, last = self._counters, self._roster, self._last
         pool = roster.pool if roster else None
         running = roster.running if roster else []
-        overdue = now - self._started - self._flights[0].predicted if self._flights else 0.0
         return Snapshot(
             max_model_len=self.max_model_len,
             uncomputed=sum(len(s.tokens) for s in self._waiting)
@@ -477,7 +482,7 @@ class Core:
             cached_blocks=pool.cached if pool else 0,
             referenced_blocks=pool.referenced if pool else 0,
             in_flight=len(self._flights),
-            overdue=max(overdue, 0.0),
+            overdue=self.overdue(now),
             steps=counters.steps,
             failed_steps=counters.failed_steps,
             executors_lost=counters.executors_lost,

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ from pillion.scheduler.messages import Connected, Disconnected, Event, Plan, Ste
 log = logging.getLogger(__name__)
 
 PLANS = 8  # in the queue to the stream; the core keeps two in flight
+ANSWER = 10.0  # seconds from an Open to its answer; an executor that hangs gives none
 _RETRY = 0.1  # seconds between attempts to attach
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
@@ -37,11 +39,17 @@ class Link:
         self._deliver = deliver
         # One queue an attachment, None while there is none: a former one's writer takes nothing more.
         self._plans: asyncio.Queue[Plan | None] | None = None
+        self._given_up: asyncio.Future[str] | None = None  # of this attachment; gets the reason
 
     def send(self, plan: Plan) -> None:
         """Plans that are sent while nothing is attached are lost, as `Disconnected` says."""
         if self._plans is not None:
             self._plans.put_nowait(plan)
+
+    def give_up(self, reason: str) -> None:
+        """Ends the attachment: the executor hangs. Should it wake, nobody listens to it any more."""
+        if self._given_up is not None and not self._given_up.done():
+            self._given_up.set_result(reason)
 
     async def run(self, epoch: int) -> None:
         """Attaches without end. Raises Stop where the executor knows a later epoch."""
@@ -50,22 +58,48 @@ class Link:
             while True:
                 try:
                     await self._attach(stub, epoch)
-                    self._lost("the executor ended the stream")
                 except grpc.aio.AioRpcError as error:
                     self._lost(f"executor at {self.address}: {error.code().name.lower()}: {error.details()}")
+                except TimeoutError:
+                    self._lost(f"executor at {self.address}: no answer within {ANSWER:g} s")
                 await asyncio.sleep(_RETRY)
 
-    def _lost(self, reason: str) -> None:
+    def _lost(self, reason: str, orderly: bool = False) -> None:
         if self._plans is not None:
             log.warning("executor lost: %s", reason)
-            self.why_not, self._plans = reason, None
-            self._deliver(Disconnected())
+            self._plans = None
+            self._deliver(Disconnected(orderly))
+        self.why_not = reason
 
     async def _attach(self, stub: executor_pb2_grpc.ExecutorStub, epoch: int) -> None:
+        """Raises AioRpcError where the stream breaks, TimeoutError where nobody answers the Open."""
         plans: asyncio.Queue[Plan | None] = asyncio.Queue(PLANS)
         call = stub.Attach(self._messages(epoch, plans))
+        self._given_up = asyncio.get_running_loop().create_future()
+        listening = asyncio.create_task(self._listen(call, plans))
+        either: list[asyncio.Future[Any]] = [listening, self._given_up]
         try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._given_up.done():
+                self._lost(self._given_up.result())
+            else:
+                listening.result()
+        finally:
+            call.cancel()
+            listening.cancel()
+            await asyncio.wait([listening])
+            if plans.empty():
+                # A writer that waits for a plan ends now, and not when it is collected.
+                plans.put_nowait(None)
+
+    async def _listen(
+        self,
+        call: "grpc.aio.StreamStreamCall[pb.ToExecutor, pb.FromExecutor]",
+        plans: asyncio.Queue[Plan | None],
+    ) -> None:
+        async with asyncio.timeout(ANSWER) as opening:
             async for message in call:
+                opening.reschedule(None)
                 match message.WhichOneof("message"):
                     case "result":
                         self._deliver(wire.step_done(message.result))
@@ -80,19 +114,15 @@ class Link:
                     case "refused":
                         self._refused(message.refused)
                         return
-        finally:
-            call.cancel()
-            if plans.empty():
-                plans.put_nowait(
-                    None
-                )  # a writer that waits for a plan ends now, and not when it is collected
+        self._lost("the executor ended the stream")
 
     def _refused(self, refused: pb.Refused) -> None:
+        """Instead of facts, or behind them where the executor is asked to end. Raises Stop."""
         if refused.reason == "epoch":
             raise Stop(Exit.LEASE_LOST, refused.message)
         if refused.reason == "schema":
             raise Stop(Exit.USAGE, refused.message)
-        self.why_not = refused.message
+        self._lost(refused.message, orderly=True)
 
     async def _messages(self, epoch: int, plans: asyncio.Queue[Plan | None]) -> AsyncIterator[pb.ToExecutor]:
         yield wire.open_message(epoch, self.replica)

@@ -158,6 +158,15 @@ class Service:
             self.ledger.close(command.refusal.request)
             await self.publisher.put(Refused(command.refusal, command.gateway, opened.entry))
 
+    async def watch(self) -> None:
+        """Gives up an executor whose step is too late: it hangs, or was stopped."""
+        limit = self.config.scheduler.step_timeout
+        while True:
+            await asyncio.sleep(min(1.0, limit / 4))
+            late = self.core.overdue(clock.monotonic())
+            if late > limit:
+                self.link.give_up(f"the step in flight is {late:.1f} s late")
+
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -244,6 +253,7 @@ async def run(config: Config) -> int:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.lease.keep())
             tasks.create_task(service.think())
+            tasks.create_task(service.watch())
             tasks.create_task(service.publisher.run())
             tasks.create_task(service.link.run(service.lease.epoch))
             tasks.create_task(service.read_cancels())

@@ -2,7 +2,8 @@
 
 An actor is a coroutine function `run()` that owns its state; it ends by returning (its work is done), by
 raising (it failed) or by being cancelled (the process ends). `drain` hooks are called once, in order, when
-the process shall end; when they have returned, or the grace period is over, the actors are cancelled.
+the process shall end; when they have returned, or the grace period is over, the actors are cancelled. What
+can be left to a successor is handed on then, and the end is an orderly one.
 """
 
 import asyncio
@@ -27,13 +28,13 @@ LAST_WORDS = 10.0  # seconds that cancelled actors have to end; then the process
 class Exit(enum.IntEnum):
     """Exit codes of every service."""
 
-    DRAINED = 0  # asked to end, and ended in order
+    DRAINED = 0  # asked to end, and ended in order: what ran is finished or handed on
     FAILED = 1  # an actor kept failing
     USAGE = 2  # a setting or an argument is wrong
     ENGINE_DIED = 70  # the model's engine cannot go on (EX_SOFTWARE)
     UNAVAILABLE = 69  # something that it needs is not there (EX_UNAVAILABLE)
     LEASE_LOST = 75  # another process took over (EX_TEMPFAIL)
-    FORCED = 130  # a second signal, or the grace period was over
+    FORCED = 130  # a second signal, or the grace period was over and nobody can go on with the rest
 
 
 class Stop(Exception):
@@ -71,7 +72,7 @@ class Supervisor:
         self.name = name
         self.grace = grace  # seconds for the drain hooks
         self._actors: list[Actor] = []
-        self._drains: list[Run] = []
+        self._drains: list[tuple[Run, Run | None]] = []
         self._signals = 0
         self._end: asyncio.Future[tuple[Exit, str]] | None = None
         self._drain_asked = asyncio.Event()
@@ -80,9 +81,10 @@ class Supervisor:
         """An actor that runs as long as the process. One that returns is not started again."""
         self._actors.append(Actor(name, run, max_restarts))
 
-    def on_drain(self, hook: Run) -> None:
-        """`hook` is awaited when the process shall end, before the actors are cancelled."""
-        self._drains.append(hook)
+    def on_drain(self, hook: Run, hand_on: Run | None = None) -> None:
+        """`hook` is awaited when the process shall end, before the actors are cancelled. Where the grace
+        period is over before it returns, `hand_on` leaves the rest to a successor, within LAST_WORDS."""
+        self._drains.append((hook, hand_on))
 
     def drain(self) -> None:
         """Asks for the orderly end, as SIGTERM does."""
@@ -126,10 +128,19 @@ class Supervisor:
 
     async def _drain(self) -> None:
         await self._drain_asked.wait()
+        late = asyncio.get_running_loop().time() + self.grace
+        rest = ""
         try:
-            async with asyncio.timeout(self.grace):
-                for hook in self._drains:
-                    await hook()
+            for hook, hand_on in self._drains:
+                try:
+                    async with asyncio.timeout_at(late) as grace:
+                        await hook()
+                except TimeoutError:
+                    if hand_on is None or not grace.expired():
+                        raise
+                    async with asyncio.timeout(LAST_WORDS):
+                        await hand_on()
+                    rest = f"; what had not ended within {self.grace:g} s is handed on"
         except TimeoutError:
             self._finish(Exit.FORCED, f"not drained within {self.grace:g} s")
         except Stop as stop:
@@ -138,7 +149,7 @@ class Supervisor:
             log.exception("drain failed")
             self._finish(Exit.FAILED, f"drain failed: {error!r}")
         else:
-            self._finish(Exit.DRAINED, "drained")
+            self._finish(Exit.DRAINED, "drained" + rest)
 
     async def _keep(self, actor: Actor) -> None:
         while True:

@@ -134,7 +134,9 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
 class Refused(_message.Message):
-    """Why an Open was not accepted: "epoch", "schema", "draining", "loading"."""
+    """Why an Open was not accepted: "epoch", "schema", "loading", "draining". Behind facts only "draining": the
+    executor ends in order, and what is in flight was not at fault.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -65,11 +65,14 @@ class Processes:
         } | environment
         self._all: list[subprocess.Popen[bytes]] = []
 
-    def start(self, service: str, **settings: object) -> subprocess.Popen[bytes]:
+    def start(
+        self, service: str, *, program: Path | None = None, **settings: object
+    ) -> subprocess.Popen[bytes]:
+        """`program` is run in place of `-m pillion.ops`, with the service's name as its argument."""
         extra = {f"PILLION_{name.upper()}": str(value) for name, value in settings.items()}
         log = (self.folder / f"{service}.log").open("ab")
         process = subprocess.Popen(
-            [sys.executable, "-m", "pillion.ops", service],
+            [sys.executable, *(("-m", "pillion.ops") if program is None else (str(program),)), service],
             env=self._environment | extra,
             stdout=log,
             stderr=log,

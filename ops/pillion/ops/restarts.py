@@ -15,17 +15,18 @@ class Restarts:
 
     quick_deaths: int = 0
 
-    def died(self, lived: float, code: int) -> tuple["Restarts", float | None]:
+    def died(self, lived: float, code: int, served: bool = False) -> tuple["Restarts", float | None]:
         """The new count, and after how many seconds it starts again; None: it keeps failing, give up.
 
         A wrong setting stays wrong, however long it took to find (a model may load for minutes); else a child
-        that ran for HEALTHY_SECONDS comes back at once, whatever killed it.
+        that ran for HEALTHY_SECONDS comes back at once, whatever killed it. A stack that has `served` is not
+        given up: what it holds for others goes on when the child stays, and a request that kills it is found.
         """
         if code == USAGE:
             return self, None
         if lived >= HEALTHY_SECONDS:
             return Restarts(), _FIRST_PAUSE
         deaths = self.quick_deaths + 1
-        if deaths >= MOST_QUICK_DEATHS:
+        if deaths >= MOST_QUICK_DEATHS and not served:
             return replace(self, quick_deaths=deaths), None
         return replace(self, quick_deaths=deaths), min(_FIRST_PAUSE * 4 ** (deaths - 1), _LONGEST_PAUSE)

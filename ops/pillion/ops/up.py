@@ -92,6 +92,7 @@ class Up:
         self._done: asyncio.Future[int] | None = None  # set to the exit code when all shall end
         self._why = ""  # it failed
         self._redis_ready = asyncio.Event()
+        self._served = False
         self._signals = 0
         self._forced = asyncio.Event()
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PILLION_")}
@@ -152,6 +153,7 @@ class Up:
                 said = time.monotonic()
                 self._tell(f"not ready after {said - begin:.0f} s: {missing}")
             await asyncio.sleep(_POLL_SECONDS)
+        self._served = True
         for line in await banner.lines(self._config, self._context, time.monotonic() - begin):
             click.echo(line)
 
@@ -167,7 +169,7 @@ class Up:
             except OSError as error:
                 raise StackError(f"cannot run {child.command[0]}: {error.strerror}") from None
             pid, code = child.pid, await child.wait()
-            restarts, pause = restarts.died(time.monotonic() - begin, code)
+            restarts, pause = restarts.died(time.monotonic() - begin, code, self._served)
             if code == USAGE:
                 raise StackError(f"{child.role}: {last_words(child.last)}")
             self._tell(f"{child.role} {pid} ended: {exit_words(code)}; its last lines:")

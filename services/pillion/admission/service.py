@@ -40,10 +40,12 @@ async def run(config: Config) -> int:
     admission = Admission(config.stack.redis, config, metrics)
     supervisor.add("lease", admission.hold_lease)
     supervisor.add("submissions", admission.read_submissions)
+    supervisor.add("pardon", admission.pardon)
     supervisor.add("cancels", admission.read_cancels)
     supervisor.add("heartbeats", admission.read_heartbeats)
     # It owns what is decided and under way; with that in doubt a new process starts from the streams.
     supervisor.add("desk", admission.desk.run, max_restarts=0)
+    supervisor.on_drain(admission.leave)
     supervisor.add("metrics", lambda: endpoint(metrics, config.telemetry))
     try:
         return await supervisor.run()
@@ -62,6 +64,7 @@ class Admission:
         self._keys = keys
         self._lease = Lease(lease, keys, "admission", config.scheduler.lease_seconds)
         self._held = asyncio.Event()
+        self._recovered = asyncio.Event()
         self._warm = asyncio.Event()  # the replicas found in Redis are known
         self._group = Group(submit, keys.submit, GROUP, ids.process_id())
         self._cancels = Tail(cancel, keys.cancel)
@@ -87,8 +90,19 @@ class Admission:
             await self.desk.mailbox.put(Submissions(entries))
         if taken:
             log.info("took over %s of a predecessor", counted(taken, "request"))
+        self._recovered.set()
         async for entries in self._group.follow():
             await self.desk.mailbox.put(Submissions(entries))
+
+    async def pardon(self) -> None:
+        """Holders that others have killed make no dead letters of what they held."""
+        await self._recovered.wait()
+        await self._group.outlive(self._lease)
+
+    async def leave(self) -> None:
+        """What waits is handed on in order: its next holder is its first."""
+        if self._held.is_set():
+            await self._group.hand_on(self._lease)
 
     async def read_cancels(self) -> None:
         async for entries in self._cancels.follow():

@@ -76,8 +76,11 @@ class Service:
         self.publisher = Publisher(
             publish, self.keys, replica, self.lease, self.ledger, config.scheduler.journal_retention
         )
-        group = Group(read, self.keys.run(replica), GROUP, ids.process_id())
-        self.intake = Intake(read, group, self.keys, replica, self.ledger, self._accept, self._set_aside)
+        self._group = Group(read, self.keys.run(replica), GROUP, ids.process_id())
+        self._recovered = asyncio.Event()
+        self.intake = Intake(
+            read, self._group, self.keys, replica, self.ledger, self._accept, self._set_aside
+        )
         self.gateways = Gateways(
             beat, self.keys, self.ledger, lambda request: self.mailbox.put_control(Cancelled(request))
         )
@@ -110,7 +113,13 @@ class Service:
         recovered = await self.intake.recover()
         if recovered:
             log.info("goes on with %s of a predecessor", counted(recovered, "request"))
+        self._recovered.set()
         await self.intake.run(lambda: self.publisher.last)
+
+    async def pardon(self) -> None:
+        """Holders that others have killed make no dead letters of what they held."""
+        await self._recovered.wait()
+        await self._group.outlive(self.lease)
 
     # --- the core ----------------------------------------------------------------------------------
 
@@ -222,6 +231,11 @@ class Service:
             await asyncio.sleep(0.02)
         await self.beat.send()
 
+    async def leave(self) -> None:
+        """What is left is handed on in order: its next holder is its first."""
+        if self.lease.epoch:
+            await self._group.hand_on(self.lease)
+
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -258,6 +272,7 @@ async def run(config: Config) -> int:
             tasks.create_task(service.link.run(service.lease.epoch))
             tasks.create_task(service.read_cancels())
             tasks.create_task(service.read_entries())
+            tasks.create_task(service.pardon())
             tasks.create_task(service.beat.run())
             tasks.create_task(service.gateways.run())
 
@@ -271,6 +286,7 @@ async def run(config: Config) -> int:
     supervisor.add("replica", led, max_restarts=0)
     supervisor.add("metrics", lambda: endpoint(service.observer.metrics, config.telemetry))
     supervisor.on_drain(service.drain)
+    supervisor.on_drain(service.leave)
     try:
         return int(await supervisor.run())
     finally:

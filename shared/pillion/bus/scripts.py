@@ -100,6 +100,23 @@ return redis.call('XDEL', KEYS[2], ARGV[3])
 """
 )
 
+# KEYS epoch, source; ARGV epoch, group, consumer, deliveries. What the consumer holds was handed out so often
+# and no more. Answers of how many entries that was not so.
+PARDON = Script(
+    _FENCE
+    + """
+local pending = redis.call('XPENDING', KEYS[2], ARGV[2], '-', '+', 100000, ARGV[3])
+local pardoned = 0
+for _, entry in ipairs(pending) do
+  if entry[4] > tonumber(ARGV[4]) then
+    redis.call('XCLAIM', KEYS[2], ARGV[2], ARGV[3], 0, entry[1], 'RETRYCOUNT', ARGV[4], 'JUSTID')
+    pardoned = pardoned + 1
+  end
+end
+return pardoned
+"""
+)
+
 # One step of one replica, whole: journal first, then each gateway's share, then what finished.
 # KEYS epoch, journal, run, then one `out` per payload, then one record per finished request.
 # ARGV epoch, group, journal payload, out maxlen, record ttl s, number of outs, outs' payloads...,

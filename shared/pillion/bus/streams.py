@@ -1,5 +1,6 @@
 """Reading and writing streams. Every entry has one field, `e`, with the encoded payload."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -7,11 +8,15 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from pillion.bus.connection import Connection, retrying
+from pillion.actors import Exit, Stop
+from pillion.bus.connection import UNREACHABLE, Connection, retrying
+from pillion.bus.lease import Lease
+from pillion.bus.scripts import PARDON, LeaseLost
 
 log = logging.getLogger(__name__)
 
 MAX_DELIVERIES = 5
+HARMLESS = 5.0  # seconds that a holder lives with what it took over, until that counts as handed out once
 BLOCK = 5.0  # seconds that one read waits at the server
 
 
@@ -176,6 +181,31 @@ class Group:
             ]
             self.last = pending[-1][0].decode()
         return taken
+
+    async def pardon(self, lease: Lease, deliveries: int = 1) -> int:
+        """What this consumer holds counts as handed out `deliveries` times, and not as often as others held
+        it and were ended: it has killed nobody. Answers of how many entries that was not so. Raises Stop
+        where the lease is lost, RedisError."""
+        args = [lease.epoch, self.group, self.consumer, deliveries]
+        try:
+            return int(await PARDON(lease.connection, [lease.key, self.key], args))
+        except LeaseLost as error:
+            raise Stop(Exit.LEASE_LOST, str(error)) from None
+
+    async def outlive(self, lease: Lease) -> None:
+        """Pardons what was taken over, once this process has lived with it for a while. Raises Stop."""
+        await asyncio.sleep(HARMLESS)
+        if pardoned := await retrying("pardon", lambda: self.pardon(lease)):
+            log.info("%s: %d entries outlived a holder and are not to blame", self.key, pardoned)
+
+    async def hand_on(self, lease: Lease) -> None:
+        """For an orderly end: whoever comes next is the first to hold what is left."""
+        try:
+            await retrying("pardon", lambda: self.pardon(lease, deliveries=0), give_up_after=1.0)
+        except UNREACHABLE as error:
+            log.warning(
+                "%s: Redis cannot be reached, what is left counts as held before: %s", self.key, error
+            )
 
     async def follow(self, count: int = 64) -> AsyncIterator[list[Entry]]:
         """Batches of new entries without end; goes on after Redis was away."""

@@ -96,7 +96,7 @@ def phases(struck: Struck, lines: Sequence[Line], resumed: float | None) -> dict
     result: dict[str, float] = {}
     mark, start = struck.at, struck.at
     for name, role, pattern in PHASES.get(struck.blow.role, ()):
-        line = next((line for line in lines if line.at > start and line.role == role
+        line = next((line for line in lines if line.at > start and line.role.partition("-")[0] == role
                      and re.search(pattern, line.text)), None)  # fmt: skip
         if line is None:
             continue

@@ -1,0 +1,136 @@
+"""The pure parts of `ops/chaos`: its requests, its schedule, its judgement and its figures."""
+
+from dataclasses import asdict
+
+import pytest
+
+from pillion.ops.chaos import report, schedule
+from pillion.ops.chaos.compare import Answer, Choice, compare
+from pillion.ops.chaos.report import Record, Struck
+from pillion.ops.chaos.run import judge
+from pillion.ops.chaos.schedule import Blow
+from pillion.ops.chaos.stack import Line
+from pillion.ops.chaos.streams import Stream, take
+from pillion.ops.chaos.workload import Sizes, Work, requests
+
+SIZES = Sizes(vocab_size=32000, max_model_len=4096)
+
+
+def answer(*tokens: int, text: str = "t", finish: str | None = "length", count: int | None = None) -> Answer:
+    usage = {"prompt_tokens": 5, "completion_tokens": len(tokens) if count is None else count}
+    return Answer({0: Choice([*tokens], text, finish)}, usage)
+
+
+def test_requests_follow_from_the_seed_and_are_of_all_kinds() -> None:
+    works = requests(7, 100, SIZES)
+    assert works == requests(7, 100, SIZES) != requests(8, 100, SIZES)
+    bodies = [work.body for work in works]
+    assert {work.path for work in works} == {"/v1/completions", "/v1/chat/completions"}
+    assert {body["temperature"] for body in bodies} == {0.0, 0.7, 1.0}
+    assert any("n" in body for body in bodies) and any("stop" in body for body in bodies)
+    lengths = [len(body["prompt"]) for body in bodies if "prompt" in body]
+    assert max(lengths) > 1000 and min(lengths) < 200
+    assert all(length + 120 < SIZES.max_model_len for length in lengths)
+    assert all("seed" in body for body in bodies)
+
+
+def test_blows_fall_evenly_on_the_roles_and_follow_from_the_seed() -> None:
+    blows = schedule.blows(3, 50, schedule.ROLES)
+    assert blows == schedule.blows(3, 50, schedule.ROLES) != schedule.blows(4, 50, schedule.ROLES)
+    assert {role: sum(blow.role == role for blow in blows) for role in schedule.ROLES} == dict.fromkeys(
+        schedule.ROLES, 10
+    )
+    assert {blow.kind for blow in blows} == {"kill", "stop"}
+    assert all((blow.seconds > 0) == (blow.kind == "stop") for blow in blows)
+    assert not blows[0].at_once and any(blow.at_once for blow in blows)
+    assert [(blow.role, blow.kind) for blow in schedule.rolling(("a", "b"))] == [("a", "term"), ("b", "term")]
+
+
+@pytest.mark.parametrize(
+    ("got", "lost", "doubled", "words"),
+    [
+        (answer(1, 2, 3, 4), 0, 0, None),
+        (answer(1, 2, 4), 1, 0, "3 tokens where 4 are right, other from token 2 on"),
+        (answer(1, 2, 2, 3, 4), 0, 1, "5 tokens where 4 are right"),
+        (answer(1, 9, 3, 4), 1, 1, "other from token 1 on: [9, 3, 4] for [2, 3, 4]"),
+        (answer(1, 2, 3), 1, 0, "other from token 3 on: [] for [4]"),
+        (answer(1, 2, 3, 4, text="tt"), 0, 0, "the same tokens, but text of 2 characters where 1"),
+        (answer(1, 2, 3, 4, finish="stop"), 0, 0, "it ended by stop where length is right"),
+        (answer(1, 2, 3, 4, count=5), 0, 0, "usage"),
+        (Answer({}, answer(1, 2, 3, 4).usage), 4, 0, "0 tokens where 4 are right"),
+    ],
+)
+def test_whatever_differs_is_seen(got: Answer, lost: int, doubled: int, words: str | None) -> None:
+    found = compare(answer(1, 2, 3, 4), got)
+    if words is None:
+        assert found is None
+    else:
+        assert found is not None and (found.lost, found.doubled) == (lost, doubled)
+        assert words in found.words
+
+
+def stream(*times: float, sent: float = 0.0, ended: float | None = 100.0, index: int = 0) -> Stream:
+    made = Stream(Work(index, "/v1/completions", {}), "s", sent=sent)
+    made.times, made.ended = [*times], ended
+    made.answer.choices[0] = Choice([*range(len(times))], "", "length")
+    return made
+
+
+def test_events_are_added_by_choice() -> None:
+    made = stream()
+    parts = [{"index": 0, "text": "a", "token_ids": [7, 8], "finish_reason": None}]
+    take(made, {"choices": parts, "usage": None}, 1.0)
+    parts = [{"index": 1, "delta": {"content": "b"}, "token_ids": [9], "finish_reason": "stop"}]
+    take(made, {"choices": parts}, 2.0)
+    take(made, {"choices": [], "usage": {"completion_tokens": 3}}, 3.0)
+    assert {index: asdict(choice) for index, choice in made.answer.choices.items()} == {
+        0: {"tokens": [7, 8], "text": "a", "finish": "length"},
+        1: {"tokens": [9], "text": "b", "finish": "stop"},
+    }
+    assert made.times == [1.0, 1.0, 2.0] and made.answer.usage == {"completion_tokens": 3}
+
+
+def test_a_pause_is_the_gap_that_the_blow_began() -> None:
+    streams = [
+        stream(1.0, 9.9, 10.1, 15.0, 15.1),  # one token was on its way
+        stream(9.0, 12.0),
+        stream(12.0),  # before its first token
+        stream(1.0, 5.0, ended=6.0),  # over by then
+        stream(9.0, 9.5),  # no token afterwards
+    ]
+    assert report.pauses(streams, 10.0) == [pytest.approx(4.9), pytest.approx(3.0)]
+
+
+def test_a_pause_is_taken_apart_by_the_lines_of_the_log() -> None:
+    struck = Struck(Blow("executor", "kill", 0.0), 1, at=10.0, died=True)
+    lines = [
+        Line(9.0, "executor", 1, "INFO ready; 100 MiB resident"),
+        Line(10.2, "up", 0, "starting executor again in 0.1 s"),
+        Line(12.0, "executor", 2, "INFO looking for the model demo"),
+        Line(13.5, "executor", 2, "INFO ready; 100 MiB resident"),
+        Line(13.6, "scheduler-0", 3, "INFO executor attached: demo"),
+    ]
+    parts = report.phases(struck, lines, resumed=14.0)
+    assert {name: round(seconds, 3) for name, seconds in parts.items()} == {
+        "noticed and started again": 0.2,
+        "process start and imports": 1.8,
+        "model load": 1.5,
+        "attach": 0.1,
+        "prefill again, first token": 0.4,
+    }
+
+
+def test_the_record_counts_what_was_hit_and_what_was_lost() -> None:
+    record = Record({}, 0.0)
+    record.streams = [stream(1.0, 9.0, 12.0), stream(11.0, 12.0), stream(3.0, ended=None, index=0)]
+    record.streams[0].answer.usage = record.streams[1].answer.usage = None
+    record.streams[1].error = "gone"
+    blow = Blow("scheduler", "kill", 0.0)
+    record.struck = [Struck(blow, 7, at=10.0, died=True, prefilling=3, decoding=1)]
+    judge(record, [Answer({0: Choice([0, 1, 2, 3], "", "length")})])
+    total = report.totals(record)
+    assert (total["hit_in_prefill"], total["hit_in_decode"]) == (1, 2)  # one stream had no token yet
+    assert (total["lost_tokens"], total["doubled_tokens"]) == (1, 0)
+    assert total["streams_that_differ"] == 1 and total["faults"] == 2  # one in error, one without an end
+    said = report.words(report.raw(record, []))
+    assert "DIFFERENT: request 0" in said and "FAULT: request 0, s: gone" in said and "kill scheduler" in said

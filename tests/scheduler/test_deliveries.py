@@ -1,0 +1,53 @@
+"""How often a run entry was handed out: who kills each scheduler goes to the dead letters."""
+
+import asyncio
+import signal
+import time
+from typing import Any
+
+from pillion.bus import MAX_DELIVERIES
+from pillion.bus.streams import HARMLESS
+from tests.bus_client import KEYS, Client, client, request
+
+
+async def deliveries(one: Client, wanted: int, within: float = 40.0) -> None:
+    """Waits until the one entry was handed out so often."""
+    deadline = time.monotonic() + within
+    pending: Any = []
+    while [row[3] for row in pending] != [wanted]:
+        assert time.monotonic() < deadline, f"{pending}, not {wanted} deliveries"
+        await asyncio.sleep(0.01)
+        if await one.connection.call("EXISTS", KEYS.run("0")) and await one.connection.call(
+            "XINFO", "GROUPS", KEYS.run("0")
+        ):
+            pending = await one.connection.call("XPENDING", KEYS.run("0"), "scheduler", "-", "+", 10)
+
+
+async def test_who_kills_each_holder_ends_as_a_dead_letter_and_is_told(valkey: Any, processes: Any) -> None:
+    """Each scheduler is killed when it holds the entry; the first deaths are forgiven once one has lived with
+    it."""
+    stack = processes(lease_seconds=0.3)
+
+    async def killed(one: Client, count: int) -> None:
+        scheduler = stack.start("scheduler")
+        await deliveries(one, count)
+        scheduler.kill()
+        assert await asyncio.to_thread(scheduler.wait, 15) == -signal.SIGKILL
+
+    async with client(valkey.url) as one:
+        await one.send(request("a"))
+        for count in (1, 2):
+            await killed(one, count)
+        survivor = stack.start("scheduler")
+        await deliveries(one, 3)
+        await deliveries(one, 1, HARMLESS + 40)
+        survivor.kill()
+        await asyncio.to_thread(survivor.wait, 15)
+        for count in range(2, MAX_DELIVERIES + 1):
+            assert not one.refusals
+            await killed(one, count)
+        stack.start("scheduler")
+        await one.until(lambda: bool(one.refusals))
+        assert one.refusals == [f"the request was given up after {MAX_DELIVERIES} attempts to run it"]
+        assert await one.left() == (0, 0)
+        assert await one.connection.call("XLEN", KEYS.dead) == 1

@@ -120,6 +120,21 @@ def test_a_pause_is_taken_apart_by_the_lines_of_the_log() -> None:
     }
 
 
+def test_blows_that_overlap_are_counted_and_not_measured() -> None:
+    record = Record({}, 0.0)
+    record.streams = [stream(1.0, 10.0, 14.0, 30.0, 33.0)]
+    kill = Blow("executor", "kill", 0.0)
+    record.struck = [
+        Struck(kill, 1, at=10.1, back=13.0), Struck(kill, 2, at=12.0, back=13.0),
+        Struck(kill, 3, at=30.1, back=32.0),
+    ]  # fmt: skip
+    raw = report.raw(record, [])
+    assert [blow["overlaps"] for blow in raw["blows"]] == [True, True, False]
+    found = raw["by_kind"]["kill executor"]
+    assert (found["blows"], found["measured"], found["streams_hit_in_decode"]) == (3, 1, 1)
+    assert found["pause_median"] == found["pause_worst"] == 3.0
+
+
 def test_the_record_counts_what_was_hit_and_what_was_lost() -> None:
     record = Record({}, 0.0)
     record.streams = [stream(1.0, 9.0, 12.0), stream(11.0, 12.0), stream(3.0, ended=None, index=0)]

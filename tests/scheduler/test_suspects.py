@@ -10,6 +10,7 @@ def strike(drive, deadly, limit=5000):
     (id, end) pairs. Answers how many sequences were named by the plans that it died in."""
     deaths = []
     for _ in range(limit):
+        assert not drive.core._suspects or len(drive.in_flight) <= 1
         if drive.in_flight:
             plan = drive.in_flight[0]
             rows = [

@@ -1,6 +1,7 @@
 """Mailboxes by property, the supervisor in real processes."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -350,3 +351,8 @@ class TestASupervisor:
         assert process.code() == Exit.FORCED
         assert "no" in process.said()
         assert "did not end within 0.3 s of being cancelled: stubborn" in process.log
+
+
+def test_every_exit_code_is_explained():
+    table = (Path(__file__).parents[2] / "docs/recovery.md").read_text()
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == {*Exit}

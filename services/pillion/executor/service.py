@@ -77,6 +77,9 @@ async def run(config: Config) -> int:
     code = await supervisor.run()
     if not await compute.close(_END_SECONDS):
         # A thread in the middle of a step or of loading would keep the process alive.
+        if code is Exit.DRAINED and compute.busy:
+            log.error("the step that runs does not end; the engine died")
+            code = Exit.ENGINE_DIED
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from pillion.ops.chaos.schedule import Blow
@@ -92,29 +93,33 @@ def pauses(streams: Iterable[Stream], at: float) -> list[float]:
 
 
 def phases(struck: Struck, lines: Sequence[Line], resumed: float | None) -> dict[str, float]:
-    """The time from the blow to the first token after it, by what it was spent on, in seconds."""
+    """The time from a kill to the first token after it, by what it was spent on, in seconds."""
+    if struck.blow.kind == "stop":
+        return {}
+    end = resumed or struck.back or struck.at
+    between = [line for line in lines if struck.at < line.at <= end]
     result: dict[str, float] = {}
-    mark, start = struck.at, struck.at
+    mark = struck.at
     for name, role, pattern in PHASES.get(struck.blow.role, ()):
-        line = next((line for line in lines if line.at > start and line.role.partition("-")[0] == role
-                     and re.search(pattern, line.text)), None)  # fmt: skip
-        if line is None:
-            continue
-        result[name] = max(line.at - mark, 0.0)
-        mark = max(mark, line.at)
-    if resumed is not None and resumed > mark:
-        result["prefill again, first token"] = resumed - mark
+        found = (line for line in between if line.role.partition("-")[0] == role)
+        line = next((line for line in found if re.search(pattern, line.text)), None)
+        if line is not None:
+            result[name] = max(line.at - mark, 0.0)
+            mark = max(mark, line.at)
+    if resumed is not None:
+        result["prefill again, first token"] = max(resumed - mark, 0.0)
     return result
 
 
 def raw(record: Record, lines: Sequence[Line]) -> dict[str, Any]:
     """The record as JSON. Times are seconds since the run began."""
     streams = record.streams
+    blows = [_blow(struck, record, lines) for struck in record.struck]
     return {
         "settings": record.settings,
         "summary": totals(record),
-        "by_kind": by_kind(record, lines),
-        "blows": [_blow(struck, record, lines) for struck in record.struck],
+        "by_kind": by_kind(blows),
+        "blows": blows,
         "differences": record.differences,
         "faults": record.faults,
         "streams": [
@@ -147,16 +152,26 @@ def _blow(struck: Struck, record: Record, lines: Sequence[Line]) -> dict[str, An
         "died": struck.died,
         "exit_code": struck.code,
         "stopped_seconds": round(struck.blow.seconds, 3),
+        "overlaps": _overlaps(struck, record),
         "back_after": round(struck.back - struck.at, 3) if struck.back else None,
         "streams_in_decode": sum(stream.started(struck.at) for stream in running),
         "streams_before_first_token": sum(not stream.started(struck.at) for stream in running),
         "sequences": {
             "prefilling": struck.prefilling, "decoding": struck.decoding, "waiting": struck.waiting,
         },
-        "pause_median": round(statistics.median(hit), 3) if hit else None,
-        "pause_worst": round(max(hit), 3) if hit else None,
+        "pauses": [round(pause, 3) for pause in sorted(hit)],
         "phases": {name: round(seconds, 3) for name, seconds in phases(struck, lines, resumed).items()},
     }  # fmt: skip
+
+
+def _overlaps(struck: Struck, record: Record) -> bool:
+    """Whether another blow fell before the stack had recovered from this one, or this one before it had from
+    another: what a pause is due to is then not known."""
+    return any(
+        other is not struck
+        and (struck.at <= other.at <= (struck.back or inf) or other.at <= struck.at <= (other.back or inf))
+        for other in record.struck
+    )
 
 
 def _resumed(struck: Struck, streams: Iterable[Stream]) -> float | None:
@@ -169,24 +184,24 @@ def _resumed(struck: Struck, streams: Iterable[Stream]) -> float | None:
     return end
 
 
-def by_kind(record: Record, lines: Sequence[Line]) -> dict[str, Any]:
-    """Pauses over the decoding streams, by what was done to whom: median and worst, seconds; mean phases."""
-    groups: dict[str, list[Struck]] = {}
-    for struck in record.struck:
-        groups.setdefault(f"{struck.blow.kind} {struck.blow.role}", []).append(struck)
+def by_kind(blows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Pauses over the streams that were decoding, by what was done to whom, seconds, and the phases' means.
+    Blows that overlap are counted and not measured."""
     result = {}
-    for name, members in sorted(groups.items()):
-        each = [pauses(record.streams, struck.at) for struck in members]
-        flat = [pause for hit in each for pause in hit]
+    for name in sorted({f"{blow['kind']} {blow['role']}" for blow in blows}):
+        members = [blow for blow in blows if f"{blow['kind']} {blow['role']}" == name]
+        measured = [blow for blow in members if not blow["overlaps"]]
+        found = [pause for blow in measured for pause in blow["pauses"]]
         spent: dict[str, list[float]] = {}
-        for struck in members:
-            for phase, seconds in _blow(struck, record, lines)["phases"].items():
+        for blow in measured:
+            for phase, seconds in blow["phases"].items():
                 spent.setdefault(phase, []).append(seconds)
         result[name] = {
             "blows": len(members),
-            "streams_hit_in_decode": len(flat),
-            "pause_median": round(statistics.median(flat), 3) if flat else None,
-            "pause_worst": round(max(flat), 3) if flat else None,
+            "measured": len(measured),
+            "streams_hit_in_decode": len(found),
+            "pause_median": round(statistics.median(found), 3) if found else None,
+            "pause_worst": max(found, default=None),
             "phases_mean": {phase: round(statistics.mean(times), 3) for phase, times in spent.items()},
         }
     return result
@@ -226,6 +241,9 @@ def _pending(record: Record, struck: Struck) -> int:
     )
 
 
+_ROW = "{:<18}{:>6}{:>6}{:>6}{:>10}{:>9}  {}"
+
+
 def words(summary: dict[str, Any]) -> str:
     """For people."""
     total = summary["summary"]
@@ -239,16 +257,15 @@ def words(summary: dict[str, Any]) -> str:
         f" {total['resumed_connections']} connections lost and resumed,"
         f" {total['refused_attempts']} attempts refused and repeated",
         "",
-        f"{'blow':<18}{'count':>6}{'hit':>6}{'median s':>10}{'worst s':>9}  mean seconds by phase",
+        _ROW.format("blow", "count", "alone", "hit", "median s", "worst s", "mean seconds by phase"),
     ]
     for name, kind in summary["by_kind"].items():
         spent = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in kind["phases_mean"].items())
         median, worst = (
             "-" if kind[field] is None else f"{kind[field]:.2f}" for field in ("pause_median", "pause_worst")
         )
-        told.append(
-            f"{name:<18}{kind['blows']:>6}{kind['streams_hit_in_decode']:>6}{median:>10}{worst:>9}  {spent}"
-        )
+        hit = kind["streams_hit_in_decode"]
+        told.append(_ROW.format(name, kind["blows"], kind["measured"], hit, median, worst, spent))
     told += [f"DIFFERENT: {found['stream']}: {found['words']}" for found in summary["differences"]]
     told += [f"FAULT: {fault}" for fault in summary["faults"]]
     return "\n".join(told)

@@ -42,6 +42,14 @@ class Stack(Section, frozen=True):
         str | None, Meta(description="redis://, rediss:// or unix:// URL; none starts the embedded Valkey")
     ] = None
     state_dir: Annotated[str | None, Meta(description="state folder [$XDG_STATE_HOME/pillion]")] = None
+    hang_timeout: Annotated[
+        float,
+        Meta(
+            description="seconds without any answer after which `pillion up` kills a process and starts it"
+            " again",
+            gt=0,
+        ),
+    ] = 60.0
     cache_dir: Annotated[str | None, Meta(description="models folder [$XDG_CACHE_HOME/pillion]")] = None
 
 

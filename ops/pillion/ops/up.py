@@ -12,10 +12,11 @@ from pathlib import Path
 import click
 import msgspec
 
+from pillion.bus import Connection, Keys
 from pillion.config import Config
 from pillion.executor.models.registry import read_spec
 from pillion.modelfiles import ModelFileError, locate
-from pillion.ops import banner, health, ports, stack, valkey
+from pillion.ops import banner, health, ports, stack, valkey, watch
 from pillion.ops.child import Child, exit_words, last_words, role_command
 from pillion.ops.restarts import USAGE, Restarts
 from pillion.ops.stack import StackError
@@ -120,14 +121,16 @@ class Up:
             loop.add_signal_handler(number, self._on_signal)
         keepers = {role: asyncio.create_task(self._keep(child)) for role, child in self._children.items()}
         starter = asyncio.create_task(self._start())
-        for task in (starter, *keepers.values()):
+        watcher = asyncio.create_task(self._watch())
+        for task in (starter, watcher, *keepers.values()):
             task.add_done_callback(self._on_task)
         try:
             code = await self._done
             starter.cancel()
+            watcher.cancel()
             for keeper in keepers.values():  # from now on nobody is started again
                 keeper.cancel()
-            await asyncio.gather(starter, *keepers.values(), return_exceptions=True)
+            await asyncio.gather(starter, watcher, *keepers.values(), return_exceptions=True)
             code = await self._end(code)
             if self._why:
                 _complain(self._why)
@@ -181,6 +184,37 @@ class Up:
                 )
             self._tell(f"starting {child.role} again in {pause:.1f} s")
             await asyncio.sleep(pause)
+
+    async def _watch(self) -> None:
+        """Kills what is there and does not work; its keeper starts it again."""
+        await self._redis_ready.wait()
+        silence = watch.Silence(self._config.stack.hang_timeout)
+        connection = Connection(self._config.stack.redis or "", "up")
+        try:
+            while True:
+                await asyncio.sleep(silence.look)
+                running = [(child, child.pid) for child in self._children.values() if child.running]
+                works = await asyncio.gather(*(self._works(child.role, connection) for child, _ in running))
+                for (child, pid), answered in zip(running, works, strict=True):
+                    if silence.heard(pid, answered) and pid == child.pid:
+                        self._tell(f"{child.role} {pid} says nothing any more and is killed")
+                        child.send(signal.SIGKILL)
+                        silence.forget(pid)
+        finally:
+            await connection.close()
+
+    async def _works(self, role: str, connection: Connection) -> bool:
+        keys, replica = Keys(self._config.stack.stack), self._config.scheduler.replica
+        match role:
+            case "gateway":
+                return await watch.http(self._url)
+            case "executor":
+                return await watch.grpc(self._config.executor.executor or "")
+            case "valkey":
+                return await watch.redis(self._socket)
+            case _:
+                holder = "admission" if role == "admission" else f"replica:{replica}"
+                return await watch.leased(connection, keys, holder)
 
     async def _end(self, code: int) -> int:
         """Ends what runs, in order; at once after a second signal. The exit code."""

@@ -75,7 +75,10 @@ async def play(session: aiohttp.ClientSession, url: str, stream: Stream) -> None
 
 
 async def _read(session: aiohttp.ClientSession, url: str, stream: Stream, key: str) -> bool:
-    """One connection. True when the stream has ended, False when it was refused for now."""
+    """One connection. True when the stream has ended, False when it was refused for now.
+
+    Until the first event says what the stream is called, the request is sent again under the same key.
+    """
     if stream.identity is None:
         body = stream.work.body | {
             "cache_salt": stream.salt, "return_token_ids": True,
@@ -94,7 +97,6 @@ async def _read(session: aiohttp.ClientSession, url: str, stream: Stream, key: s
             return True
         if stream.accepted is None:
             stream.accepted = time.monotonic()
-        stream.identity = response.headers.get("x-request-id") if stream.identity is None else stream.identity
         return await _events(response, stream)
 
 
@@ -122,6 +124,7 @@ async def _events(response: aiohttp.ClientResponse, stream: Stream) -> bool:
 
 def take(stream: Stream, event: dict[str, Any], now: float) -> None:
     """Adds what an event brings."""
+    stream.identity = event.get("id", stream.identity)
     for part in event["choices"]:
         choice = stream.answer.choices.setdefault(part["index"], Choice())
         tokens = part.get("token_ids") or ()

@@ -131,7 +131,7 @@ def raw(record: Record, lines: Sequence[Line]) -> dict[str, Any]:
                 "ended": round(stream.ended - record.began, 3) if stream.ended else None,
                 "tokens": stream.answer.tokens,
                 "refused": stream.refused,
-                "resumed": stream.resumed,
+                "connections": stream.connections,
                 "error": stream.error,
             }
             for stream in streams
@@ -223,7 +223,7 @@ def totals(record: Record) -> dict[str, Any]:
             for struck in record.struck
             for stream in streams
         ),
-        "resumed_connections": sum(stream.resumed for stream in streams),
+        "resumed": sum(max(stream.connections - 1, 0) for stream in streams),
         "refused_attempts": sum(stream.refused for stream in streams),
         "streams_that_differ": len(record.differences),
         "lost_tokens": record.lost,
@@ -254,7 +254,7 @@ def words(summary: dict[str, Any]) -> str:
         f"{total['blows']} blows: {total['killed_and_died']} of {total['killed']} killed processes died,"
         f" {total['stopped']} were stopped; hit in prefill {total['hit_in_prefill']} times,"
         f" in decode {total['hit_in_decode']} times;"
-        f" {total['resumed_connections']} connections lost and resumed,"
+        f" {total['resumed']} times a stream went on over another connection,"
         f" {total['refused_attempts']} attempts refused and repeated",
         "",
         _ROW.format("blow", "count", "alone", "hit", "median s", "worst s", "mean seconds by phase"),

@@ -24,13 +24,12 @@ class Stream:
     work: Work
     salt: str
     sent: float = field(default_factory=time.monotonic)
-    accepted: float | None = None  # when the headers of its answer came
+    connections: int = 0  # that brought some of it; all but the first went on where one was lost
     ended: float | None = None
     times: list[float] = field(default_factory=list)  # one for each token, of all choices
     answer: Answer = field(default_factory=Answer)
     error: str | None = None
     refused: int = 0  # attempts that were refused before one was accepted
-    resumed: int = 0  # connections that were lost, and the stream went on with another
     identity: str | None = None
     last_event: str | None = None
 
@@ -59,7 +58,6 @@ async def play(session: aiohttp.ClientSession, url: str, stream: Stream) -> None
                 if await _read(session, url, stream, key):
                     return
             except (aiohttp.ClientError, OSError, TimeoutError, Lost) as error:
-                stream.resumed += stream.accepted is not None
                 reason = f"{type(error).__name__}: {error}"
             else:
                 reason = f"refused {stream.refused} times"
@@ -95,8 +93,7 @@ async def _read(session: aiohttp.ClientSession, url: str, stream: Stream, key: s
         if response.status != 200:
             stream.error = f"HTTP {response.status}: {(await response.text())[:300]}"
             return True
-        if stream.accepted is None:
-            stream.accepted = time.monotonic()
+        stream.connections += 1
         return await _events(response, stream)
 
 

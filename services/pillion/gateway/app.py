@@ -15,6 +15,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pillion import clock, ids
+from pillion.gateway import openapi
 from pillion.gateway.generate import Sender, generate
 from pillion.gateway.protocol import body, forms
 from pillion.gateway.protocol.errors import ApiError
@@ -52,6 +53,7 @@ class App:
             "/health/live": {"GET": self._live},
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._metrics},
+            "/openapi.json": {"GET": self._document},
         }
         self._prefixes: Mapping[str, Mapping[str, Handler]] = {
             "/v1/models/": {"GET": self._model},
@@ -247,6 +249,12 @@ class App:
 
     async def _version(self, http: web.Request) -> web.Response:
         return _json({"version": VERSION})
+
+    async def _document(self, http: web.Request) -> web.Response:
+        routes = {**self._routes, **{f"{prefix}{{id}}": found for prefix, found in self._prefixes.items()}}
+        models = self.state.replicas.models()
+        name = self.state.model.name if self.state.model else ""
+        return _json(openapi.document(routes.items(), {*models, name} - {""}, models.get(name)))
 
     async def _metrics(self, http: web.Request) -> web.Response:
         return web.Response(body=self.state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pillion.gateway.protocol import values
+from pillion.gateway.protocol import messages, values
 from pillion.gateway.protocol.errors import bad
 
 MAX_STOPS = 16
@@ -87,6 +87,18 @@ def _text_format(value: Any) -> bool:
     return bool(value == {"type": "text"})
 
 
+_id = values.integer(0, values.INT32)
+_ids = {"type": "array", "items": _id.schema, "minItems": 1}
+_line = {"type": "string", "minLength": 1}
+_prompts = {
+    "anyOf": [
+        _line,
+        _ids,
+        {"type": "array", "items": _line, "minItems": 1},
+        {"type": "array", "items": _ids, "minItems": 1},
+    ]
+}
+_messages = values.unchecked(messages.SCHEMA)
 _number, _integer, _boolean, _text = values.number, values.integer, values.boolean, values.text
 _structured = "structured output is not supported yet"
 _tools = "tool calling is not supported yet"
@@ -99,11 +111,11 @@ _engine = "it has no meaning here"
 FIELDS: tuple[Field, ...] = (
     # What is asked, of whom
     acted("model", tuple(Form), _text(MAX_LABEL)),
-    acted("messages", (CHAT,), values.anything, required=True),
-    acted("messages", (TOKENIZE,), values.anything),
-    acted("prompt", (COMPLETION,), values.anything, required=True),
+    acted("messages", (CHAT,), _messages, required=True),
+    acted("messages", (TOKENIZE,), _messages),
+    acted("prompt", (COMPLETION,), values.unchecked(_prompts), required=True),
     acted("prompt", (TOKENIZE,), _text(1 << 30, empty=True)),
-    acted("tokens", (DETOKENIZE,), values.listed(_integer(0, values.INT32), 1 << 22), required=True),
+    acted("tokens", (DETOKENIZE,), values.listed(_id, 1 << 22), required=True),
     # The chat template
     acted("add_generation_prompt", (CHAT, TOKENIZE), _boolean, True),
     acted("continue_final_message", (CHAT, TOKENIZE), _boolean, False),
@@ -117,7 +129,7 @@ FIELDS: tuple[Field, ...] = (
     acted("n", GENERATE, _integer(1, MAX_CHOICES), 1),
     acted("best_of", (COMPLETION,), _integer(1, MAX_CHOICES)),
     acted("stop", GENERATE, values.one_or_listed(_text(MAX_STOP_LENGTH), MAX_STOPS), ()),
-    acted("stop_token_ids", GENERATE, values.listed(_integer(0, values.INT32), MAX_STOP_TOKENS), ()),
+    acted("stop_token_ids", GENERATE, values.listed(_id, MAX_STOP_TOKENS), ()),
     acted("include_stop_str_in_output", GENERATE, _boolean, False),
     acted("ignore_eos", GENERATE, _boolean, False),
     # How tokens are drawn

@@ -11,6 +11,23 @@ KNOWN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "rea
 _role = values.one_of(ROLES)
 _text = values.text(1 << 30, empty=True)
 
+_PART = {
+    "type": "object", "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": _text.schema},
+}  # fmt: skip
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": _role.schema,
+        "content": {"anyOf": [_text.schema, {"type": "array", "items": _PART, "minItems": 1}]},
+        **{key: _text.schema for key in ("name", "tool_call_id", "reasoning_content")},
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
+    },
+}
+SCHEMA = {"type": "array", "items": _MESSAGE, "minItems": 1}
+"""What `messages` takes, in JSON Schema; an assistant's content may be absent too."""
+
 
 def messages(name: str, value: Any) -> tuple[tuple[dict[str, Any], ...], int]:
     """The messages with their known keys, and how many others were ignored. Raises ApiError."""

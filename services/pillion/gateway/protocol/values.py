@@ -1,12 +1,31 @@
 """Checks of single values: each takes (where it stands, value) and gives the value to use or raises a 400."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pillion.gateway.protocol.errors import ApiError, bad
 
-Check = Callable[[str, Any], Any]
+Take = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`schema` says in JSON Schema what passes, as far as that language can."""
+
+    schema: Mapping[str, Any]
+    take: Take
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """Raises ApiError (400)."""
+        return self.take(name, value)
+
+
+def passes(schema: Mapping[str, Any]) -> Callable[[Take], Check]:
+    """Makes a function a check."""
+    return lambda take: Check(schema, take)
+
 
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
@@ -34,6 +53,7 @@ def _kind(value: Any) -> str:
             return "an object"
 
 
+@passes({"type": "boolean"})
 def boolean(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise _wrong(name, value, "a boolean")
@@ -43,6 +63,7 @@ def boolean(name: str, value: Any) -> bool:
 def integer(low: int, high: int) -> Check:
     """Between `low` and `high`, both included. A boolean is no integer."""
 
+    @passes({"type": "integer", "minimum": low, "maximum": high})
     def check(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise _wrong(name, value, "an integer")
@@ -57,6 +78,7 @@ def integer(low: int, high: int) -> Check:
 def number(low: float, high: float, *, above: bool = False) -> Check:
     """A finite number between `low` (excluded where `above`) and `high`."""
 
+    @passes({"type": "number", "exclusiveMinimum" if above else "minimum": low, "maximum": high})
     def check(name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise _wrong(name, value, "a number")
@@ -74,6 +96,7 @@ def number(low: float, high: float, *, above: bool = False) -> Check:
 def text(longest: int, *, empty: bool = False) -> Check:
     """A string of at most `longest` characters."""
 
+    @passes({"type": "string", "minLength": int(not empty), "maxLength": longest})
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str):
             raise _wrong(name, value, "a string")
@@ -89,6 +112,7 @@ def text(longest: int, *, empty: bool = False) -> Check:
 def listed(item: Check, most: int) -> Check:
     """An array of at most `most` items, as a tuple."""
 
+    @passes({"type": "array", "items": item.schema, "maxItems": most})
     def check(name: str, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise _wrong(name, value, "an array")
@@ -103,6 +127,7 @@ def one_or_listed(item: Check, most: int) -> Check:
     """One item or an array of them, as a tuple."""
     several = listed(item, most)
 
+    @passes({"anyOf": [item.schema, several.schema]})
     def check(name: str, value: Any) -> tuple[Any, ...]:
         if isinstance(value, list):
             result: tuple[Any, ...] = several(name, value)
@@ -112,6 +137,7 @@ def one_or_listed(item: Check, most: int) -> Check:
     return check
 
 
+@passes({"type": "object"})
 def mapping(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _wrong(name, value, "an object")
@@ -121,8 +147,9 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
 def mapping_without(reserved: Collection[str], why: str) -> Check:
     """An object with none of the `reserved` keys."""
 
+    @passes({"type": "object", "propertyNames": {"not": {"enum": list(reserved)}}})
     def check(name: str, value: Any) -> dict[str, Any]:
-        entries = mapping(name, value)
+        entries: dict[str, Any] = mapping(name, value)
         for key in reserved:
             if key in entries:
                 raise bad(f"{name}.{key}", f"{name}.{key} is refused: {why}.", "unsupported_parameter")
@@ -134,7 +161,11 @@ def mapping_without(reserved: Collection[str], why: str) -> Check:
 def bias(most: int) -> Check:
     """Token ids (JSON keys are strings) to -100..100. Whether the ids exist is the model's to say."""
     amount = number(-100.0, 100.0)
+    ids = {"pattern": "^[0-9]{1,10}$"}
 
+    @passes({
+        "type": "object", "propertyNames": ids, "additionalProperties": amount.schema, "maxProperties": most
+    })  # fmt: skip
     def check(name: str, value: Any) -> dict[int, float]:
         entries = mapping(name, value)
         if len(entries) > most:
@@ -150,6 +181,7 @@ def bias(most: int) -> Check:
 
 
 def one_of(options: Collection[str]) -> Check:
+    @passes({"type": "string", "enum": list(options)})
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in options:
             raise bad(name, f"{name} must be one of {', '.join(sorted(options))}.", "invalid_value")
@@ -158,5 +190,6 @@ def one_of(options: Collection[str]) -> Check:
     return check
 
 
-def anything(name: str, value: Any) -> Any:
-    return value
+def unchecked(schema: Mapping[str, Any]) -> Check:
+    """For what is looked at later, whole."""
+    return Check(schema, lambda name, value: value)

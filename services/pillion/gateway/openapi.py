@@ -1,0 +1,130 @@
+"""What the API takes and gives, as an OpenAPI 3.1 document made from the table of fields. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from pillion.contracts.entries import Facts
+from pillion.gateway.fields import CHAT, COMPLETION, DETOKENIZE, STREAM_OPTIONS, TABLE, TOKENIZE, Field, Form
+from pillion.version import VERSION
+
+BODIES: Mapping[str, Form] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
+}
+"""Which routes take a body, and of which form."""
+
+OPEN = ("/health", "/health/ready", "/health/live", "/version", "/metrics", "/openapi.json")
+"""Routes that need no key."""
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(
+    routes: Iterable[tuple[str, Collection[str]]], models: Collection[str], facts: Facts | None
+) -> dict[str, Any]:
+    """`routes`: paths, with `{name}` for what varies, and their methods. Limits are those of `facts`."""
+    limits = _limits(models, facts)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Pillion",
+            "version": VERSION,
+            "description": "OpenAI's API. Fields that are not listed are refused by name, but for labels and"
+            " hints that change no answer. A field that is null is as good as absent.",
+        },
+        "paths": {
+            path: {method.lower(): _operation(path, method, limits) for method in methods}
+            for path, methods in routes
+        },
+        "components": {
+            "schemas": {"Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    operation: dict[str, Any] = {"operationId": f"{method.lower()} {path}", "responses": _responses(path)}
+    if path not in OPEN:
+        operation["security"] = [{"key": []}, {}]
+    name = path.partition("{")[2].removesuffix("}")
+    if name:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": limits.get(name) or _TEXT}
+        ]
+    if path in BODIES and method == "POST":
+        schema = body(BODIES[path], limits)
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return operation
+
+
+_TEXT = {"type": "string", "minLength": 1}
+
+
+def body(form: Form, limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The schema of a form's body. What several fields must agree on is not in it."""
+    table = TABLE[form]
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": [field.name for field in table.values() if field.required],
+        "properties": {
+            field.name: _property(field, limits) for field in table.values() if field.check is not None
+        },
+    }
+
+
+def _property(field: Field, limits: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    assert field.check is not None
+    schema: Mapping[str, Any] = field.check.schema | limits.get(field.name, {})
+    if field.name == "stream_options":
+        options = {option.name: option.check.schema for option in STREAM_OPTIONS.values() if option.check}
+        schema = {"type": "object", "properties": options, "additionalProperties": False}
+    return schema if field.required else {"anyOf": [schema, {"type": "null"}]}
+
+
+def _limits(models: Collection[str], facts: Facts | None) -> Mapping[str, Mapping[str, Any]]:
+    """What is narrower for the served models than in the table."""
+    limits: dict[str, Mapping[str, Any]] = {}
+    if models:
+        limits["model"] = {"enum": sorted(models)}
+    if facts is not None:
+        tokens = {"maximum": facts.max_model_len - 1}
+        limits |= {"max_tokens": tokens, "max_completion_tokens": tokens, "min_tokens": tokens}
+    return limits
+
+
+def _responses(path: str) -> dict[str, Any]:
+    json = {"application/json": {"schema": {"type": "object"}}}
+    content: dict[str, Any] = json
+    if path in ("/v1/chat/completions", "/v1/completions") or path.startswith("/v1/streams/"):
+        content = json | {"text/event-stream": {"schema": {"type": "string"}}}
+    elif path == "/metrics":
+        content = {"text/plain": {"schema": {"type": "string"}}}
+    error = {"$ref": "#/components/schemas/Error"}
+    if path.startswith("/health"):
+        return {code: {"description": text, "content": json} for code, text in _HEALTH.items()}
+    return {
+        "2XX": {"description": "The answer.", "content": content},
+        "default": {"description": "Why not.", "content": {"application/json": {"schema": error}}},
+    }
+
+
+_HEALTH = {"200": "It is.", "503": "It is not, and why."}

@@ -1,0 +1,86 @@
+"""The OpenAPI document: every route is in it, and its schemas agree with the table that is acted on."""
+
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from pillion.gateway import fields, openapi
+from pillion.gateway.fields import CHAT, COMPLETION, TABLE
+from pillion.gateway.protocol import forms
+from pillion.gateway.protocol.errors import ApiError
+
+
+async def test_every_route_is_in_it(start: Any) -> None:
+    stack = await start(api_key=("one",))
+    status, document, _ = await stack.fetch("GET", "/openapi.json")
+    assert (status, document["openapi"]) == (200, "3.1.0")
+    assert len(document["paths"]) >= 11
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            concrete = path.replace("{id}", "demo")
+            got, _, _ = await stack.fetch(method.upper(), concrete, json={})
+            assert got not in (404, 405), f"{method} {path} is not served"
+            assert (got == 401) == ("security" in operation), path
+    assert set(openapi.BODIES) <= set(document["paths"])
+    chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
+    properties = chat["schema"]["properties"]
+    assert properties["model"]["anyOf"][0]["enum"] == ["demo"]
+    assert properties["max_tokens"]["anyOf"][0]["maximum"] == 2047
+
+
+def valid(form: fields.Form, body: dict[str, Any]) -> bool:
+    return jsonschema_rs.is_valid(openapi.body(form, {}), body)
+
+
+def test_it_lists_what_is_acted_on_and_nothing_else() -> None:
+    for form, table in TABLE.items():
+        schema = openapi.body(form, {})
+        acted = {name for name, field in table.items() if field.check is not None}
+        assert set(schema["properties"]) == acted and len(acted) >= 2
+        assert schema["required"] == [name for name, field in table.items() if field.required]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("temperature", 2.0, True), ("temperature", 2.1, False), ("top_p", 0, False), ("top_p", 1, True),
+        ("n", 1, True), ("n", 0, False), ("n", "2", False), ("seed", -1, True), ("stop", "x", True),
+        ("stop", ["x"] * 16, True), ("stop", ["x"] * 17, False), ("stop", "", False), ("stop", [1], False),
+        ("stop_token_ids", [0, 5], True), ("stop_token_ids", [-1], False), ("logit_bias", {"3": 1}, True),
+        ("logit_bias", {"x": 1}, False), ("logit_bias", {"3": 101}, False), ("stream", 1, False),
+        ("max_tokens", None, True), ("prompt", "x", True), ("prompt", [], False), ("prompt", [1, 2], True),
+        ("prompt", [[1], [2]], True), ("prompt", ["x", ""], False), ("prompt", [[]], False),
+        ("no_such_field", 1, False), ("stream_options", None, True),
+    ],
+)  # fmt: skip
+def test_schema_and_table_agree(name: str, value: Any, taken: bool) -> None:
+    body = {"prompt": "x", name: value}
+    assert valid(COMPLETION, body) is taken
+    if taken:
+        forms.completion(body)
+    else:
+        with pytest.raises(ApiError):
+            forms.completion(body)
+
+
+@pytest.mark.parametrize(
+    ("message", "taken"),
+    [
+        ({"role": "user", "content": "x"}, True),
+        ({"role": "user", "content": [{"type": "text", "text": "x"}]}, True),
+        ({"role": "user", "content": []}, False),
+        ({"role": "nobody", "content": "x"}, False),
+        ({"role": "user"}, False),
+        ({"role": "user", "content": [{"type": "image_url", "text": "x"}]}, False),
+        ({"role": "user", "content": "x", "more": 1}, True),
+    ],
+)
+def test_messages_too(message: dict[str, Any], taken: bool) -> None:
+    body = {"messages": [message]}
+    assert valid(CHAT, body) is taken
+    if taken:
+        forms.chat(body)
+    else:
+        with pytest.raises(ApiError):
+            forms.chat(body)

@@ -3,10 +3,14 @@
 import asyncio
 import json
 import logging
+import socket
+import struct
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from pillion.contracts.entries import Tokens
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -82,3 +86,29 @@ async def test_a_body_that_turns_out_to_be_no_http(start: Any, caplog: Any, rest
     await asyncio.sleep(0.05)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert "secret" not in json.dumps(body)
+
+
+async def test_a_client_that_goes_just_before_the_end_is_no_failure(
+    start: Any, caplog: Any, until: Any
+) -> None:
+    stack = await start()
+    where = urlsplit(stack.url)
+    client = socket.create_connection((where.hostname, where.port))
+    body = json.dumps({"prompt": "x", "max_tokens": 1, "stream": True}).encode()
+    client.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    request = await stack.driver.request()
+    calls = stack.gateway.state.calls
+    await until(lambda: request.id in calls)
+    client.setblocking(False)
+    head = b""
+    while b"\r\n\r\n" not in head:  # the headers go out; then it waits for tokens
+        head += await asyncio.get_running_loop().sock_recv(client, 4096)
+    # The connection is reset and the last item is there before the event loop sees either: the handler is in
+    # the midst of its writes when it finds that nobody is left.
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    calls[request.id]._inbox.put(Tokens(request.id, 0, 0, (5,), "length"), "0")
+    await until(lambda: not calls)
+    await stack.fetch("GET", "/version")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (await stack.fetch("GET", "/metrics"))[1].count('pillion_requests_total{outcome="aborted"} 1.0')

@@ -24,6 +24,7 @@ METRICS = (
     names.REQUESTS_STARTED,
     names.REQUESTS,
     names.REQUESTS_RUNNING,
+    names.INBOXES,
     names.SLO_REQUESTS,
     names.IGNORED_KEYS,
 )

@@ -87,7 +87,10 @@ class App:
         except web.HTTPException as error:
             return error_response(ApiError(error.status, error.reason))
         except ConnectionError:
-            raise  # nobody is left to answer
+            # Nobody is left to answer; raised, it would be logged as a failure of ours.
+            gone = web.Response(status=499)
+            gone.force_close()
+            return gone
         except Exception:
             log.exception("request %s failed", http[IDENTITY])
             return error_response(

@@ -49,6 +49,7 @@ class Gateway:
     async def server(self) -> None:
         """Answers HTTP until it is cancelled. Raises Stop where the port cannot be had."""
         settings = self.state.config.gateway
+        self.state.metrics.count_tasks(asyncio.get_running_loop())
         runner = Runner(
             App(self.state).application(),
             handler_cancellation=True,  # a client that goes away cancels its handler

@@ -16,7 +16,7 @@ from pillion.gateway.model import Model, Texter
 from pillion.gateway.outbox import Outbox
 from pillion.gateway.protocol.errors import ApiError, unavailable
 from pillion.gateway.streams import Streams
-from pillion.telemetry import Metrics, tracing
+from pillion.telemetry import Metrics, names, tracing
 from pillion.version import VERSION
 
 RETRY_UNREADY = 2.0  # seconds
@@ -44,6 +44,7 @@ class State:
         self.keys = auth.Keys(config.gateway.api_key)
         self.texter = Texter()
         self.metrics = Metrics("gateway", VERSION, METRICS)
+        self.metrics[names.INBOXES].set_function(lambda: float(len(self.streams)))
         self.accounts = Accounts(self.metrics, tracing.tracer(), config.scheduler.slo_tbt or DEFAULT_SLO_TBT)
         self.model: Model | None = None
         self.draining = False

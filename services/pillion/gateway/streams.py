@@ -67,6 +67,9 @@ class Streams:
         self._inboxes: dict[str, Inbox] = {}
         self.late = 0  # items for requests that are over
 
+    def __len__(self) -> int:
+        return len(self._inboxes)
+
     def open(self, request: str) -> Inbox:
         inbox = self._inboxes[request] = Inbox(request)
         return inbox

@@ -56,7 +56,7 @@ class Observer:
             rate = (prefill + decode) / step.seconds
             self.prefill_rate = rate if not self.prefill_rate else 0.9 * self.prefill_rate + 0.1 * rate
 
-    def scrape(self, snapshot: Snapshot, dead: int) -> None:
+    def scrape(self, snapshot: Snapshot, dead: int, opened: int) -> None:
         """Brings gauges and counters up to date."""
         metrics = self.metrics
         for metric, field in _COUNTERS:
@@ -67,6 +67,7 @@ class Observer:
             metrics[names.SEQUENCES].labels(state=state).set(getattr(snapshot, state))
         for state in ("free", "cached", "referenced"):
             metrics[names.BLOCKS].labels(state=state).set(getattr(snapshot, f"{state}_blocks"))
+        metrics[names.LEDGER_REQUESTS].set(opened)
         left = max(snapshot.budget - snapshot.decode_tokens, 0)
         if snapshot.budget:
             metrics[names.PREFILL_RATE_LEFT].set(self.prefill_rate * left / snapshot.budget)

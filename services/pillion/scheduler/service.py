@@ -187,7 +187,7 @@ class Service:
     def _heartbeat(self) -> Heartbeat:
         snapshot = self.core.snapshot(clock.monotonic())
         now = clock.monotonic()
-        self.observer.scrape(snapshot, self.intake.dead)
+        self.observer.scrape(snapshot, self.intake.dead, len(self.ledger))
         self.observer.line(snapshot, now)
         reason = self.link.why_not
         if not reason and snapshot.overdue > OVERDUE:

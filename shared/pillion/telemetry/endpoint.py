@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 async def endpoint(metrics: Metrics, config: Telemetry) -> None:
     """Serves the metrics until it is cancelled; returns at once where no port is set. Raises Stop."""
+    metrics.count_tasks(asyncio.get_running_loop())
     if config.metrics_port is None:
         return
     host, port = config.metrics_host, config.metrics_port

@@ -1,5 +1,6 @@
 """Metrics of one process: made from the names' table, scraped from one endpoint."""
 
+import asyncio
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -21,12 +22,17 @@ class Metrics:
         self.registry = CollectorRegistry()
         prometheus_client.ProcessCollector(registry=self.registry)
         self._made: dict[str, Any] = {
-            metric.name: self._make(metric) for metric in dict.fromkeys((*metrics, names.BUILD_INFO))
+            metric.name: self._make(metric)
+            for metric in dict.fromkeys((*metrics, names.TASKS, names.BUILD_INFO))
         }
         self._made[names.BUILD_INFO.name].labels(service=service, version=version).set(1)
 
     def __getitem__(self, metric: Metric) -> Any:
         return self._made[metric.name]
+
+    def count_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on each scrape counts the loop's tasks; any thread may scrape."""
+        self[names.TASKS].set_function(lambda: float(len(asyncio.all_tasks(loop))))
 
     def text(self) -> bytes:
         """The exposition in Prometheus' text format."""

@@ -70,6 +70,7 @@ REQUESTS = Metric(
     "Requests that ended: finished, aborted (client gone), failed or rejected.", ("outcome",),
 )  # fmt: skip
 REQUESTS_RUNNING = Metric("pillion_requests_running", "gauge", "user", "Requests started and not yet ended.")
+INBOXES = Metric("pillion_inboxes", "gauge", "user", "Inboxes open at the gateway: one a running request.")
 SLO_REQUESTS = Metric(
     "pillion_slo_requests_total",
     "counter",
@@ -134,6 +135,9 @@ SCHEDULE_SECONDS = Metric(
     (),
     _SHORT,
 )
+LEDGER_REQUESTS = Metric(
+    "pillion_ledger_requests", "gauge", "scheduler", "Requests whose run entry is not settled yet."
+)
 LATE_RESULTS = Metric(
     "pillion_late_results_total", "counter", "scheduler", "Results for sequences that had ended before."
 )
@@ -173,6 +177,7 @@ READ_BYTES = Metric(
     "pillion_read_bytes_total", "counter", "executor",
     "Bytes of weights that steps read, once each, and of the KV that each sequence's rows see.",
 )  # fmt: skip
+TASKS = Metric("pillion_tasks", "gauge", "process", "asyncio tasks that live in the process.")
 BUILD_INFO = Metric("pillion_build_info", "gauge", "process", "Always 1.", ("service", "version"))
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

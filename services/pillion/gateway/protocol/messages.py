@@ -21,7 +21,7 @@ _MESSAGE = {
     "properties": {
         "role": _role.schema,
         "content": {"anyOf": [_text.schema, {"type": "array", "items": _PART, "minItems": 1}]},
-        **{key: _text.schema for key in ("name", "tool_call_id", "reasoning_content")},
+        **dict.fromkeys(("name", "tool_call_id", "reasoning_content"), _text.schema),
         "tool_calls": {"type": "array", "items": {"type": "object"}},
     },
 }

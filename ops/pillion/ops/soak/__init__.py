@@ -1,0 +1,1 @@
+"""Mixed traffic for a long time, and whether everything came back to where it was."""

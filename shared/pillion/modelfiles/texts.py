@@ -16,7 +16,7 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
         if optional:
             return {}
         raise ModelFileError(f"{path} is missing; the model's folder is incomplete, fetch it again") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelFileError(f"{path} is no JSON ({error}); fetch it again") from None
     if not isinstance(content, dict):
         raise ModelFileError(f"{path} must hold a JSON object")

@@ -107,6 +107,11 @@ def test_qwen3_has_norms_and_its_own_head_size(tmp_path):
         ({"num_key_value_heads": 3}, "4 heads do not divide into 3 KV heads"),
         ({"head_dim": 15}, "odd"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 1 << 31}, "2147483648 layers; at most"),
+        ({"rms_norm_eps": []}, r"needs a positive rms_norm_eps, not \[\]"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e308}}, "needs a positive factor, not 1e"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": "x"}}, "needs a positive mscale"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": "x"}, "sliding_window is 'x'"),
         ({"vocab_size": ...}, "vocab_size is None"),
     ],
 )

@@ -1,5 +1,6 @@
 """Weights and specs of tiny models of every architecture, from both kinds of file, against `transformers`."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -125,6 +126,23 @@ def test_truncated_safetensors_are_named(tiny_model, tmp_path, kept):
     assert "model.safetensors" in said
     assert "truncated" in said
     assert "fetch it again" in said
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        (b"1.5", "no JSON object"),
+        (b"[" * 100_000, "no JSON object"),
+        (b'{"a": {"dtype": "F32", "shape": 3, "data_offsets": [0, 4]}}', "entry of tensor a is damaged"),
+        (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', "entry of tensor a is damaged"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "is no safetensors file: .*shape"),
+        (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', "not fully covered"),
+    ],
+)
+def test_a_hostile_safetensors_header_is_an_error_of_ours(tiny_model, tmp_path, header, said):
+    file = copied(tiny_model, tmp_path, "llama2") / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    assert re.search(said, refusal(file.parent))
 
 
 def test_a_damaged_safetensors_header_is_named(tiny_model, tmp_path):

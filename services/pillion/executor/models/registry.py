@@ -19,7 +19,13 @@ def read_spec(located: Located) -> ModelSpec:
     return replace(spec, end_tokens=tuple(t for t in special_tokens(located).end_ids if t < spec.vocab_size))
 
 
+MOST_LAYERS = 2048  # so that a damaged number is an error, and no list without end
+MOST = 1e15  # of a real number: products with lengths stay finite
+
+
 def _check(spec: ModelSpec, path: Path) -> None:
+    if spec.num_layers > MOST_LAYERS:
+        raise ModelFileError(f"{path}: {spec.num_layers} layers; at most {MOST_LAYERS} are served")
     if spec.num_heads % spec.num_kv_heads:
         raise ModelFileError(
             f"{path}: {spec.num_heads} heads do not divide into {spec.num_kv_heads} KV heads"
@@ -28,6 +34,13 @@ def _check(spec: ModelSpec, path: Path) -> None:
         raise ModelFileError(
             f"{path}: the head size {spec.head_size} is odd, which rotary embeddings cannot be"
         )
+
+
+def _positive(value: Any, where: str, key: str) -> float:
+    """Raises ModelFileError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < MOST:
+        raise ModelFileError(f"{where} needs a positive {key}, not {value!r}")
+    return float(value)
 
 
 # -- config.json
@@ -49,6 +62,9 @@ class _Config:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ModelFileError(f"{self.path}: {key} is {value!r}, it must be a positive integer")
         return value
+
+    def real(self, key: str, default: float) -> float:
+        return _positive(self.get(key, default), f"{self.path}: the model", key)
 
     def switch(self, key: str) -> bool:
         return bool(self.get(key, False))
@@ -92,7 +108,7 @@ def _dense(config: _Config, *, kv_heads: int | None = None, head_size: int | Non
         head_size=config.size("head_dim", head_size or hidden // heads),
         vocab_size=config.size("vocab_size"),
         max_position=max_position,
-        rms_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_eps=config.real("rms_norm_eps", 1e-6),
         rope=rope,
         tie_embeddings=config.switch("tie_word_embeddings"),
         torch_dtype=str(config.get("dtype", config.get("torch_dtype", "bfloat16"))).removeprefix("torch."),
@@ -106,7 +122,8 @@ def _llama(config: _Config) -> ModelSpec:
 
 def _mistral(config: _Config) -> ModelSpec:
     # Absent is the class's 4096, an explicit null is no window.
-    window = config.values.get("sliding_window", 4096)
+    absent = "sliding_window" in config.values and config.values["sliding_window"] is None
+    window = None if absent else config.size("sliding_window", 4096)
     return replace(_dense(config, kv_heads=8), sliding_window=window)
 
 
@@ -126,9 +143,15 @@ def _some_layers_slide(config: _Config, spec: ModelSpec) -> ModelSpec:
     window = config.size("sliding_window", 4096)
     kinds = config.get("layer_types")
     if kinds is None:
-        first = int(config.get("max_window_layers", 28))
+        first = config.get("max_window_layers", 28)
+        if not isinstance(first, int):
+            raise ModelFileError(f"{config.path}: max_window_layers is {first!r}, it must be an integer")
         layers = tuple(layer >= first for layer in range(spec.num_layers))
-    elif len(kinds) == spec.num_layers and set(kinds) <= {"sliding_attention", "full_attention"}:
+    elif (
+        isinstance(kinds, list)
+        and len(kinds) == spec.num_layers
+        and all(kind in ("sliding_attention", "full_attention") for kind in kinds)
+    ):
         layers = tuple(kind == "sliding_attention" for kind in kinds)
     else:
         raise ModelFileError(
@@ -161,12 +184,9 @@ def _rope(config: _Config) -> tuple[Rope, int]:
 
     def number(key: str, default: float | None = None) -> float:
         value = scaling.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise ModelFileError(f"{config.path}: rope scaling {kind} needs a positive {key}, not {value!r}")
-        return float(value)
+        return _positive(default if value is None else value, f"{config.path}: rope scaling {kind}", key)
 
-    theta = number("rope_theta", float(config.get("rope_theta", 10000.0)))
+    theta = number("rope_theta", config.real("rope_theta", 10000.0))
     original = int(number("original_max_position_embeddings", float(trained)))
     match kind:
         # Dynamic scaling changes nothing up to the trained length; past it a token's keys would depend on
@@ -181,11 +201,10 @@ def _rope(config: _Config) -> tuple[Rope, int]:
             ), trained  # fmt: skip
         case "yarn":
             factor = number("factor", trained / original)
-            attention = scaling.get("attention_factor") or _yarn_attention(
-                factor, scaling.get("mscale"), scaling.get("mscale_all_dim")
-            )
+            mscales = [scaling.get(key) and number(key) for key in ("mscale", "mscale_all_dim")]
+            attention = number("attention_factor", _yarn_attention(factor, *mscales))
             return Rope(
-                theta, "yarn", factor, original_max_position=original, attention_factor=float(attention),
+                theta, "yarn", factor, original_max_position=original, attention_factor=attention,
                 beta_fast=number("beta_fast", 32.0), beta_slow=number("beta_slow", 1.0),
             ), max(trained, round(original * factor))  # fmt: skip
     raise ModelFileError(
@@ -253,7 +272,7 @@ def _from_gguf(path: Path) -> ModelSpec:
             head_size=head_size,
             vocab_size=embedding.shape[0],
             max_position=max_position,
-            rms_eps=gguf.real(f"{kind}.attention.layer_norm_rms_epsilon") or 1e-6,
+            rms_eps=_gguf_real(gguf, f"{kind}.attention.layer_norm_rms_epsilon", 1e-6),
             rope=rope,
             tie_embeddings="output.weight" not in gguf.tensors,
             qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
@@ -265,10 +284,17 @@ def _from_gguf(path: Path) -> ModelSpec:
         )
 
 
+def _gguf_real(gguf: GgufFile, key: str, default: float) -> float:
+    """A positive number; 0 is as good as absent. Raises ModelFileError."""
+    return _positive(gguf.real(key) or default, f"{gguf.path}: the model", key)
+
+
 def _gguf_rope(gguf: GgufFile, kind: str, head_size: int, context: int) -> tuple[Rope, int]:
-    theta = gguf.real(f"{kind}.rope.freq_base") or 10000.0
+    theta = _gguf_real(gguf, f"{kind}.rope.freq_base", 10000.0)
     divisors = _divisors(gguf, head_size)
-    factor = gguf.real(f"{kind}.rope.scaling.factor") or gguf.real(f"{kind}.rope.scale_linear") or 1.0
+    factor = _gguf_real(
+        gguf, f"{kind}.rope.scaling.factor", _gguf_real(gguf, f"{kind}.rope.scale_linear", 1.0)
+    )
     # Files of before the type was written have a factor only.
     scaling = gguf.text(f"{kind}.rope.scaling.type") or ("none" if factor == 1.0 else "linear")
     original = gguf.integer(f"{kind}.rope.scaling.original_context_length") or context
@@ -278,12 +304,12 @@ def _gguf_rope(gguf: GgufFile, kind: str, head_size: int, context: int) -> tuple
         case "linear":
             return Rope(theta, "linear", factor, divisors=divisors), context
         case "yarn":
-            attention = _yarn_attention(factor) * (gguf.real(f"{kind}.rope.scaling.attn_factor") or 1.0)
+            attention = _yarn_attention(factor) * _gguf_real(gguf, f"{kind}.rope.scaling.attn_factor", 1.0)
             return Rope(
                 theta, "yarn", factor, original_max_position=original, attention_factor=attention,
                 divisors=divisors,
-                beta_fast=gguf.real(f"{kind}.rope.scaling.yarn_beta_fast") or 32.0,
-                beta_slow=gguf.real(f"{kind}.rope.scaling.yarn_beta_slow") or 1.0,
+                beta_fast=_gguf_real(gguf, f"{kind}.rope.scaling.yarn_beta_fast", 32.0),
+                beta_slow=_gguf_real(gguf, f"{kind}.rope.scaling.yarn_beta_slow", 1.0),
             ), context  # fmt: skip
     raise ModelFileError(
         f"{gguf.path}: rope scaling {scaling} is not supported; supported are none, linear, yarn"

@@ -1,11 +1,12 @@
 """Weights from a folder of safetensors files, one or many, mapped."""
 
-import json
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 
 from pillion.executor.weights.identity import identity
@@ -16,6 +17,17 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+_Size = Annotated[int, Meta(ge=0)]
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in the header; offsets count from the header's end."""
+
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
 
 
 class SafetensorsFolder:
@@ -30,15 +42,15 @@ class SafetensorsFolder:
             entries, size = _header(path)
             headers.append((path, size))
             for name, entry in entries.items():
-                if entry["dtype"] not in _FLOATS:
+                if entry.dtype not in _FLOATS:
                     continue  # a buffer of an old checkpoint; a weight of such a type is reported as missing
-                self._shapes[name], self._places[name] = tuple(entry["shape"]), path
+                self._shapes[name], self._places[name] = entry.shape, path
         for name, path in indexed.items():
             if name not in self._places:
                 raise ModelFileError(
                     f"{path} lacks tensor {name}, which {folder / _INDEX} says is there; fetch it again"
                 )
-        self._open: dict[Path, Any] = {path: safe_open(path, framework="pt") for path in files}
+        self._open: dict[Path, Any] = {path: _opened(path) for path in files}
         self.source = folder
         self.identity = identity(headers)
 
@@ -58,6 +70,13 @@ class SafetensorsFolder:
 
     def close(self) -> None:
         self._open.clear()
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ModelFileError(f"{path} is no safetensors file: {error}; fetch it again") from None
 
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
@@ -86,7 +105,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
     raise ModelFileError(f"{folder} holds no .safetensors file{hint}; fetch the model again")
 
 
-def _header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+def _header(path: Path) -> tuple[dict[str, _Entry], int]:
     """The directory of one file and its length in bytes, checked against the file's size."""
     try:
         with path.open("rb") as file:
@@ -97,27 +116,26 @@ def _header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
                 raise ModelFileError(
                     f"{path} is truncated or no safetensors file: its header does not fit; fetch it again"
                 )
-            header = json.loads(file.read(length))
+            header = msgspec.json.decode(file.read(length), type=dict[str, Any])
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        if isinstance(error, ModelFileError):
-            raise
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ModelFileError(
-            f"{path} is no safetensors file: its header is no JSON; fetch it again"
+            f"{path} is no safetensors file: its header is no JSON object; fetch it again"
         ) from None
     header.pop("__metadata__", None)
-    for name, entry in header.items():
+    entries: dict[str, _Entry] = {}
+    for name, raw in header.items():
         try:
-            tensor_end = 8 + length + int(entry["data_offsets"][1])
-            entry["shape"], entry["dtype"]
-        except (TypeError, KeyError, IndexError, ValueError):
+            entry = entries[name] = msgspec.convert(raw, _Entry)
+        except msgspec.ValidationError:
             raise ModelFileError(
                 f"{path}: the header's entry of tensor {name} is damaged; fetch it again"
             ) from None
+        tensor_end = 8 + length + entry.data_offsets[1]
         if tensor_end > size:
             raise ModelFileError(
                 f"{path} is truncated: tensor {name} ends at byte {tensor_end}, the file has {size}; "
                 "fetch it again"
             )
-    return header, 8 + length
+    return entries, 8 + length

@@ -388,6 +388,17 @@ def test_extreme_temperatures_still_draw(temperature: float) -> None:
     assert (np.count_nonzero(counts) > 200) == (temperature > 1)
 
 
+@pytest.mark.parametrize("penalty", [1e-6, 1e-40, 1e-300])
+@pytest.mark.parametrize("wish", [{}, {"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.5}, {"temperature": 0.0}])
+def test_a_repetition_penalty_beyond_float32_still_draws(penalty: float, wish: dict[str, float]) -> None:
+    """It may be asked for; a row that raised would take the whole step with it."""
+    row = logits(1)[0]
+    seen = int(row.argmax())
+    counts = drawn(row, Sampling(seed=1, repetition_penalty=penalty, **wish), [seen, 7], [7], 50)
+    assert counts.sum() == 50
+    assert counts[seen] > 0 and counts[[token for token in range(V) if token not in (seen, 7)]].sum() == 0
+
+
 def test_philox_known_answers() -> None:
     """The vectors that the authors' Random123 1.14 publishes for philox4x32-10."""
     ones = 0xFFFFFFFF

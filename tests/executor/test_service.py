@@ -682,3 +682,52 @@ async def test_a_model_that_is_not_there_ends_the_process(start: Callable[..., A
     assert await process.exit() == 2
     assert any("no model at" in line for line in process.lines)
     assert not any("Traceback" in line for line in process.lines)
+
+
+async def test_bytes_that_are_no_message_end_the_stream_alone(house: House, caplog: Any) -> None:
+    channel = grpc.aio.insecure_channel(house.target)
+    house.channels.append(channel)
+    raw = channel.stream_stream("/pillion.contracts.Executor/Attach", None, None)
+    opening = pb.ToExecutor(open=pb.Open(schema=SCHEMA, epoch=1)).SerializeToString()
+    for sent in ((b"\xff\xff",), (opening, b"\xff\xff")):
+        call = raw()
+        for data in sent:
+            await call.write(data)
+            if data == opening:
+                await call.read()  # the facts
+        assert await Stream(call).end() == (grpc.StatusCode.INVALID_ARGUMENT, "what came is no message")
+    assert not [record for record in caplog.records if record.exc_info]
+    await (await house.attach(epoch=2)).facts()
+
+
+async def test_a_plan_that_cannot_be_is_refused_without_a_traceback(house: House, caplog: Any) -> None:
+    """Also with tracing on, where its rows are looked at once more."""
+    stream = await house.attach()
+    await stream.facts()
+    plan = prefill(1, 0, 1, [1, 2], traceparent=f"00-{'a' * 32}-{'b' * 16}-01")
+    plan.count.append(5)
+    await stream.send(plan)
+    assert "differ in length" in (await stream.get()).failed.message
+    await stream.send(prefill(2, 0, 2, [1, 2]))
+    assert len((await stream.result()).tokens) == 1
+    assert [record.exc_info for record in caplog.records if "step 1" in record.getMessage()] == [None]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": [5, 1 << 20, 7]}, {"tokens": [5, -1, 7]}, {"sampling": pb.Sampling(top_p=float("nan"))},
+        {"sampling": pb.Sampling(min_p=1.5, temperature=1)}, {"sampling": pb.Sampling(top_p=-1.0)},
+        {"sampling": pb.Sampling(temperature=float("inf"))}, {"sampling": pb.Sampling(logit_bias={5: 1e300})},
+    ],
+)  # fmt: skip
+async def test_what_one_sequence_cannot_have_fails_that_one_alone(house: House, wrong: Any) -> None:
+    stream = await house.attach()
+    await stream.facts()
+    plan = prefill(1, 0, 1, [1, 2], **wrong)
+    plan.MergeFrom(prefill(1, 1, 2, [3, 4]))
+    await stream.send(plan)
+    result = await stream.result()
+    finishes = dict(zip(result.slot, result.finish, strict=True))
+    assert finishes == {0: pb.ERROR, 1: pb.RUNNING}
+    assert result.errors[0] and len(result.tokens) == 1

@@ -127,6 +127,19 @@ async def test_a_cancel_ends_a_running_and_a_waiting_request(valkey, stack):
                 await asyncio.sleep(0.05)
 
 
+async def test_a_cancel_that_cannot_be_read_is_left_out(valkey, stack):
+    process = stack.start("scheduler")
+    async with client(valkey.url) as one:
+        await one.ready()
+        await one.send(request("long", output=900))
+        await one.until(lambda: len(one.tokens("long")) >= 5)
+        for payload in (b"\xc1", b"", encode(Cancel(request="long"))):
+            await append(one.connection, KEYS.cancel, payload)
+        await one.until(lambda: one.finish("long") == "cancelled")
+        assert process.poll() is None
+        assert stack.log("scheduler").count("cannot be read, left out") == 2
+
+
 async def test_what_a_dead_gateway_asked_for_is_given_up(valkey, stack):
     """S6: its word ends, and slot and blocks come back."""
     stack.start("scheduler")

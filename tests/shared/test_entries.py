@@ -42,31 +42,38 @@ def some(strategy: Any) -> Any:
 
 logprob = st.builds(TokenLogprob, real, number, st.lists(st.tuples(token, real), max_size=3).map(tuple))
 logprobs = some(st.lists(logprob, max_size=3).map(tuple))
+name = st.text(min_size=1, max_size=12)
+count = st.integers(0, 2**62)
+share, penalty = st.floats(0, 1), st.floats(-1e3, 1e3)
+above = st.floats(0, 1, exclude_min=True)
+seconds = st.floats(0, 1e12)
+entry_id = st.builds("{}-{}".format, token, token)
 sampling = st.builds(
-    Sampling, number, real, real, number, real, real, real, real,
-    st.dictionaries(token, real, max_size=3), number, st.booleans(), tokens, some(number),
+    Sampling, count, st.floats(0, 1e38), above, token, share, penalty, penalty, above,
+    st.dictionaries(token, penalty, max_size=3), token, st.booleans(), tokens, some(st.integers(0, 1024)),
 )  # fmt: skip
 facts = st.builds(
-    Facts, text, text, number, number, tokens, number, number, number, number, number, text, text, number,
+    Facts, text, text, count, count, tokens, count, count, count, count, count, text, text, number,
     number, text,
 )  # fmt: skip
-items = st.builds(Tokens, text, number, number, tokens, some(text), some(token), number, logprobs, some(text))
+items = st.builds(Tokens, text, count, count, tokens, some(text), some(token), number, logprobs, some(text))
 refusals = st.builds(Refusal, text, number, text, text, some(text), some(text), some(real))
 choices = st.builds(ChoiceRecord, tokens, text, some(token), number, logprobs, some(text))
 STRATEGIES = {
     Request: st.builds(
-        Request, text, text, text, st.lists(tokens, max_size=3).map(tuple), sampling, real, number,
-        some(number), number, text, text, some(real), text,
+        Request, name, name, text, st.lists(tokens, max_size=3).map(tuple), sampling, seconds,
+        st.integers(0, 1024), some(token), st.integers(-(2**31) + 1, 2**31 - 1), text, text, some(seconds),
+        text,
     ),
-    Cancel: st.builds(Cancel, text, some(number), text, text),
+    Cancel: st.builds(Cancel, name, some(count), text, text),
     StepOutput: st.builds(
         StepOutput, text, number, number, st.lists(items, max_size=3).map(tuple),
         st.lists(refusals, max_size=2).map(tuple),
     ),
     Record: st.builds(Record, text, st.lists(choices, max_size=3).map(tuple)),
     Heartbeat: st.builds(
-        Heartbeat, text, number, text, text, some(facts), text, number, number, real, number, number, number,
-        real, number, real,
+        Heartbeat, name, count, text, text, some(facts), entry_id, count, count, seconds, count, count, count,
+        share, count, seconds,
     ),
 }  # fmt: skip
 
@@ -164,3 +171,50 @@ def test_infinite_logprobs_come_through():
     item = Tokens("r", 0, 0, (1,), logprobs=(TokenLogprob(-math.inf, 5),))
     back = decode(encode(StepOutput("0", 1, 1, (item,))), StepOutput)
     assert back.items[0].logprobs[0].logprob == -math.inf
+
+
+REQUEST = {
+    "id": "r", "gateway": "g", "model": "m", "prompts": [[1]], "arrival": 1.0, "sampling": {"seed": 1},
+}  # fmt: skip
+BEAT = {"replica": "0", "epoch": 1, "state": "ready"}
+ITEM = ["r", 0, 0, [5]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "valid", "field", "value"),
+    [
+        *((Request, REQUEST, "arrival", value) for value in (math.nan, math.inf, -1.0)),
+        *((Request, REQUEST, "deadline", value) for value in (math.nan, math.inf)),
+        *((Request, REQUEST, "n", value) for value in (-1, 1 << 31)),
+        *((Request, REQUEST, "max_tokens", value) for value in (-1, 1 << 31)),
+        *((Request, REQUEST, "prompts", [[value]]) for value in (-1, 1 << 31)),
+        *((Request, REQUEST, "priority", value) for value in (1 << 31, -(1 << 31))),
+        *((Request, REQUEST, name, value) for name in ("id", "gateway") for value in ("", "x" * 257)),
+        *((Request, REQUEST, "sampling", {"seed": 1, "top_p": value}) for value in (0.0, 1.1, math.nan)),
+        *((Request, REQUEST, "sampling", {"seed": 1, "min_p": value}) for value in (-0.1, 1.1)),
+        (Request, REQUEST, "sampling", {"seed": 1, "temperature": math.inf}),
+        (Request, REQUEST, "sampling", {"seed": 1, "repetition_penalty": 0.0}),
+        (Request, REQUEST, "sampling", {"seed": 1, "logit_bias": {5: math.nan}}),
+        (Request, REQUEST, "sampling", {"seed": 1, "logit_bias": {-1: 1.0}}),
+        (Request, REQUEST, "sampling", {"seed": -1}),
+        (Cancel, {"request": "r"}, "choice", -1),
+        *((Heartbeat, BEAT, "last_entry", value) for value in ("", "5", "a-b", "1-2-3")),
+        *((Heartbeat, BEAT, name, math.nan) for name in ("prefill_rate", "kv_usage", "stalled")),
+        (Heartbeat, BEAT, "credit", -1),
+    ],
+)
+def test_what_no_service_could_go_on_with_is_refused(
+    kind: type[Any], valid: dict[str, Any], field: str, value: Any
+) -> None:
+    decode(msgspec.msgpack.encode(valid), kind)
+    with pytest.raises(msgspec.ValidationError):
+        decode(msgspec.msgpack.encode(valid | {field: value}), kind)
+
+
+@pytest.mark.parametrize(("place", "value"), [(1, -1), (2, -1), (3, [-1]), (3, [1 << 31])])
+def test_so_are_positions_and_tokens(place: int, value: Any) -> None:
+    output = {"replica": "0", "epoch": 1, "step": 1}
+    decode(msgspec.msgpack.encode(output | {"items": [ITEM]}), StepOutput)
+    item = [*ITEM[:place], value, *ITEM[place + 1 :]]
+    with pytest.raises(msgspec.ValidationError):
+        decode(msgspec.msgpack.encode(output | {"items": [item]}), StepOutput)

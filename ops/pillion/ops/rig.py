@@ -28,7 +28,10 @@ END_SECONDS = 90.0
 _READY = re.compile(r"^  at +(http://\S+)/v1$")
 _METRICS = re.compile(r"^ *(\w+) \d+ \| .*metrics on (http://\S+)$")
 _ROLE = re.compile(r"pillion-(valkey)|-m pillion\.ops (\w+)")
-_TROUBLE = re.compile(r"Traceback \(most recent call last\)|\| .* ended: |Task was destroyed|never awaited")
+_PREFIX = re.compile(r"^ *\w+ \d+ \| ?")  # of a child's lines
+_TROUBLE = re.compile(
+    r"\| \w+ \d+ ended: (exit code|signal) |Task was destroyed|never awaited|exception was never retrieved"
+)
 
 
 class RigError(RuntimeError):
@@ -94,13 +97,14 @@ class Rig:
         return found
 
     def trouble(self) -> list[str]:
-        """What it said of deaths and of errors that nobody expected, each with some lines after it."""
+        """What it said of deaths, and of errors that nobody expected, each kind once."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return [
-            "\n".join(lines[number : number + 30])
+        deaths = [
+            "\n".join(lines[number : number + 12])
             for number, line in enumerate(lines)
             if _TROUBLE.search(line)
         ]
+        return deaths[:5] + tracebacks(lines)
 
     def end(self) -> int:
         """Asks it to end, if it runs. Its exit code."""
@@ -125,6 +129,22 @@ class Rig:
                     self._ready.set()
                 elif match := _METRICS.match(line.rstrip("\n")):
                     self.metrics[match[1]] = match[2]
+
+
+def tracebacks(lines: Sequence[str]) -> list[str]:
+    """The tracebacks in a log, of each kind the first; a kind is where it was raised and what."""
+    found: dict[tuple[str, str], str] = {}
+    bare = [_PREFIX.sub("", line) for line in lines]
+    for number, line in enumerate(bare):
+        if "Traceback (most recent call last)" not in line:
+            continue
+        end = number + 1
+        while end < len(bare) and bare[end].startswith((" ", "\t")):
+            end += 1
+        whole = bare[number : end + 1]
+        place = next((each for each in reversed(whole) if each.lstrip(" |").startswith("File ")), "")
+        found.setdefault((place, whole[-1].partition(":")[0]), "\n".join(bare[max(0, number - 1) : end + 1]))
+    return list(found.values())
 
 
 def died(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:

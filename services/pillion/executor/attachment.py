@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeAlias
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from pillion.contracts import executor_pb2
 from pillion.executor.compute import Compute, Engine, Step
@@ -22,6 +23,14 @@ class StreamEnded(Exception):
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+async def read(context: Context) -> object:
+    """The next message, or what grpc gives at the end of the stream. Raises StreamEnded."""
+    try:
+        return await context.read()
+    except DecodeError:
+        raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "what came is no message") from None
 
 
 class Observer(Protocol):
@@ -83,7 +92,7 @@ class Attachment:
 
     async def _read(self, context: Context) -> None:
         # What is no message is the end of the stream.
-        while isinstance(message := await context.read(), executor_pb2.ToExecutor):
+        while isinstance(message := await read(context), executor_pb2.ToExecutor):
             if message.WhichOneof("message") != "plan":
                 raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "only plans may follow the first message")
             plan = message.plan

@@ -13,6 +13,7 @@ import torch
 from pillion.actors import Exit, Stop
 from pillion.contracts import executor_pb2
 from pillion.contracts.entries import Facts
+from pillion.executor.slots import BadPlan
 from pillion.executor.work import Work
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,9 @@ class Compute:
         self.busy = True
         try:
             result = engine.run(plan)
+        except BadPlan as raised:
+            log.error("step %d refused: %s", plan.step, raised)
+            error = f"BadPlan: {raised}"
         except Exception as raised:
             # Whatever a step raises belongs to that step: the scheduler is told, the next plan may well run.
             log.exception("step %d failed", plan.step)

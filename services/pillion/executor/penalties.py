@@ -5,6 +5,8 @@ from numpy.typing import NDArray
 
 from pillion.contracts.entries import Sampling
 
+_LARGEST = np.float32(1e30)
+
 
 class History:
     """How often each distinct token was generated; tokens of the prompt alone count 0. Grows by doubling."""
@@ -41,10 +43,12 @@ class History:
         logits = row[ids]
         if sampling.repetition_penalty != 1.0:
             penalty = np.float32(sampling.repetition_penalty)
-            logits = np.where(logits > 0, logits / penalty, logits * penalty)
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                logits = np.where(logits > 0, logits / penalty, logits * penalty)
         logits -= np.float32(sampling.frequency_penalty) * counts
         logits -= np.float32(sampling.presence_penalty) * (counts > 0)
-        row[ids] = logits
+        # A tiny repetition penalty divides beyond what float32 holds; differences must stay numbers.
+        row[ids] = np.clip(logits, -_LARGEST, _LARGEST)
 
 
 def wanted(sampling: Sampling) -> bool:

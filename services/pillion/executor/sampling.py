@@ -8,6 +8,7 @@ ending before `min_tokens`, temperature, top-k, top-p, min-p. Log-probabilities 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -102,9 +103,14 @@ class Sampler:
     ) -> None:
         """Takes `slot` for a sequence; its state is rebuilt from `tokens`: prompt, then output so far.
 
-        Raises ValueError for a bias or stop id outside the vocabulary.
+        Raises ValueError for parameters that cannot be, and for what is outside the vocabulary.
         """
-        for name, ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+        msgspec.convert(msgspec.to_builtins(sampling, str_keys=False), Sampling)  # a ValidationError is one
+        for name, ids in (
+            ("logit_bias", sampling.logit_bias),
+            ("stop_token_ids", sampling.stop_token_ids),
+            ("the sequence", (int(np.min(tokens, initial=0)), int(np.max(tokens, initial=0)))),
+        ):
             for token in ids:
                 if not 0 <= token < self._vocab_size:
                     raise ValueError(

@@ -9,7 +9,7 @@ import grpc.aio
 
 from pillion.contracts import executor_pb2, executor_pb2_grpc
 from pillion.contracts.entries import SCHEMA, Facts
-from pillion.executor.attachment import Attachment, Context, Observer, StreamEnded
+from pillion.executor.attachment import Attachment, Context, Observer, StreamEnded, read
 from pillion.executor.compute import Compute, Engine
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
         """Reads the Open. None where it was refused. Raises StreamEnded where none came."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
-                first = await context.read()
+                first = await read(context)
         except TimeoutError:
             raise StreamEnded(
                 grpc.StatusCode.DEADLINE_EXCEEDED, f"no Open came within {OPEN_SECONDS:g} s"

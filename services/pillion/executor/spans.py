@@ -40,7 +40,8 @@ class Spans:
         if step.result is not None:
             ends = zip(step.result.slot, step.result.finish, strict=True)
             finished = {slot: finish for slot, finish in ends if finish != executor_pb2.RUNNING}
-        for slot, count, sample in zip(plan.slot, plan.count, plan.sample, strict=True):
+        # A plan that was refused may have lists of different lengths.
+        for slot, count, sample in zip(plan.slot, plan.count, plan.sample, strict=False):
             sequence = self._slots.get(slot)
             if sequence is None:
                 continue

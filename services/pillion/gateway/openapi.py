@@ -93,7 +93,7 @@ def body(form: Form, limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _property(field: Field, limits: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     assert field.check is not None
-    schema: Mapping[str, Any] = field.check.schema | limits.get(field.name, {})
+    schema: Mapping[str, Any] = {**field.check.schema, **limits.get(field.name, {})}
     if field.name == "stream_options":
         options = {option.name: option.check.schema for option in STREAM_OPTIONS.values() if option.check}
         schema = {"type": "object", "properties": options, "additionalProperties": False}

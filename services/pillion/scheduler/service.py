@@ -8,11 +8,13 @@ import asyncio
 import logging
 import time
 
+import msgspec
+
 from pillion import clock, ids
 from pillion.actors import Exit, Mailbox, Stop, Supervisor
 from pillion.bus import Connection, Group, Keys, Lease, Tail
 from pillion.config import Config
-from pillion.contracts.entries import Cancel, Facts, Heartbeat, decode
+from pillion.contracts.entries import Cancel, Facts, Heartbeat, UnknownSchema, decode
 from pillion.scheduler.beat import Beat
 from pillion.scheduler.core import Core
 from pillion.scheduler.gateways import Gateways
@@ -104,7 +106,11 @@ class Service:
     async def read_cancels(self) -> None:
         async for entries in self._cancels.follow():
             for entry in entries:
-                cancel = decode(entry.payload, Cancel)
+                try:
+                    cancel = decode(entry.payload, Cancel)
+                except (UnknownSchema, msgspec.DecodeError) as error:
+                    log.error("cancel %s cannot be read, left out: %s", entry.id, error)
+                    continue
                 self.mailbox.put_control(Cancelled(cancel.request, cancel.choice))
 
     async def read_entries(self) -> None:

@@ -1,12 +1,14 @@
 """Entries of the Redis streams, as frozen msgspec structs in MessagePack.
 
 Every entry that is stored carries `v`, the schema version. `decode` refuses what it does not know, so that
-the reader can set the entry aside instead of guessing.
+the reader can set the entry aside instead of guessing. What a field may hold is part of its type: numbers
+that no service could go on with (NaN among them) are refused on reading, before they do any harm.
 """
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 SCHEMA = 1
 
@@ -17,6 +19,17 @@ class UnknownSchema(ValueError):
     """The entry was written by a release whose schema this one cannot read."""
 
 
+_INT32 = (1 << 31) - 1
+
+Token = Annotated[int, Meta(ge=0, le=_INT32)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+Time = Annotated[float, Meta(ge=0, le=1e12)]  # seconds since the epoch
+Amount = Annotated[float, Meta(ge=0, le=1e15)]  # seconds, or a rate
+Name = Annotated[str, Meta(max_length=1024)]
+Identity = Annotated[str, Meta(min_length=1, max_length=256)]  # becomes a part of keys
+EntryId = Annotated[str, Meta(pattern=r"^[0-9]{1,20}-[0-9]{1,20}$")]
+
+
 class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all entries: frozen; fields at their default take no bytes."""
 
@@ -24,36 +37,38 @@ class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
 class Sampling(Struct, frozen=True):
     """How a token is drawn from one position's logits. The draw depends on (seed, choice, position) only."""
 
-    seed: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0  # 0: no limit
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
-    min_tokens: int = 0  # end tokens and stop ids cannot be drawn before this many tokens
+    seed: Annotated[int, Meta(ge=0)]
+    temperature: Annotated[float, Meta(ge=0, le=1e38)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Token = 0  # 0: no limit
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-1e3, le=1e3)] = 0.0
+    presence_penalty: Annotated[float, Meta(ge=-1e3, le=1e3)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e3)] = 1.0
+    logit_bias: dict[Token, Annotated[float, Meta(ge=-1e3, le=1e3)]] = {}
+    min_tokens: Token = 0  # end tokens and stop ids cannot be drawn before this many tokens
     ignore_eos: bool = False  # the model's end tokens do not end the sequence; stop_token_ids still do
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None  # None: none; 0: of the token itself; k: and of the k likeliest
+    stop_token_ids: tuple[Token, ...] = ()
+    logprobs: Annotated[int, Meta(ge=0, le=1024)] | None = (
+        None  # None: none; 0: of the token itself; k: and of the k likeliest
+    )
 
 
 class Request(Struct, frozen=True):
     """All that is needed to run a request. Choice `i * n + k` is the k-th sequence of `prompts[i]`."""
 
-    id: str  # the system's own, 128 random bits in hex
-    gateway: str  # whose `out` stream gets the answer
-    model: str
-    prompts: tuple[tuple[int, ...], ...]  # token ids, each prompt at least one
+    id: Identity  # the system's own, 128 random bits in hex
+    gateway: Identity  # whose `out` stream gets the answer
+    model: Name
+    prompts: tuple[tuple[Token, ...], ...]  # token ids, each prompt at least one
     sampling: Sampling
-    arrival: float  # seconds since the epoch, at the gateway
-    n: int = 1
-    max_tokens: int | None = None  # per choice; None: what is left of the context or the pool
-    priority: int = 0  # lower runs earlier
+    arrival: Time  # at the gateway
+    n: Annotated[int, Meta(ge=0, le=1024)] = 1
+    max_tokens: Token | None = None  # per choice; None: what is left of the context or the pool
+    priority: Annotated[int, Meta(ge=-_INT32, le=_INT32)] = 0  # lower runs earlier
     cache_salt: str = ""  # prefix hits only among equal salts
     tenant: str = ""
-    deadline: float | None = None  # seconds since the epoch; past it the request is refused
+    deadline: Time | None = None  # past it the request is refused
     traceparent: str = ""  # W3C trace context of the gateway's `chat` span
     v: int = SCHEMA
 
@@ -61,8 +76,8 @@ class Request(Struct, frozen=True):
 class Cancel(Struct, frozen=True):
     """Ends a request (`choice` None) or one choice of it. Sent to admission and to every scheduler."""
 
-    request: str
-    choice: int | None = None
+    request: Identity
+    choice: Count | None = None
     reason: str = ""
     traceparent: str = ""
     v: int = SCHEMA
@@ -84,9 +99,9 @@ class Tokens(Struct, frozen=True, array_like=True):
     """
 
     request: str
-    choice: int
-    position: int
-    tokens: tuple[int, ...]
+    choice: Count
+    position: Count
+    tokens: tuple[Token, ...]
     finish: str | None = None  # "stop", "length", "cancelled", "error"
     stop_token: int | None = None  # the end token or stop id that ended it; it is the last of `tokens`
     cached: int = 0  # prompt tokens taken from the prefix index when the choice was first scheduled
@@ -141,14 +156,14 @@ class Facts(Struct, frozen=True):
 
     model: str  # served name
     fingerprint: str  # weights, dtype, backend build, instruction set, TP size: same bits within one
-    max_model_len: int
-    vocab_size: int
-    end_tokens: tuple[int, ...]
-    block_size: int  # token positions a block
-    num_blocks: int  # block 0 included, which is never given out
-    max_num_seqs: int  # slots
-    max_step_tokens: int
-    tile: int  # rows
+    max_model_len: Count
+    vocab_size: Count
+    end_tokens: tuple[Token, ...]
+    block_size: Count  # token positions a block
+    num_blocks: Count  # block 0 included, which is never given out
+    max_num_seqs: Count  # slots
+    max_step_tokens: Count
+    tile: Count  # rows
     dtype: str
     backend: str
     tp: int = 1
@@ -159,21 +174,21 @@ class Facts(Struct, frozen=True):
 class Heartbeat(Struct, frozen=True):
     """A replica's word on itself: on change, at most every 50 ms, at least every second."""
 
-    replica: str
-    epoch: int
+    replica: Identity
+    epoch: Count
     state: str  # "ready", "unready", "draining"
     reason: str = ""  # why it is not ready
     facts: Facts | None = None
-    last_entry: str = "0-0"  # the last run entry that it consumed
-    uncomputed: int = 0  # prompt tokens accepted and not yet computed
-    credit: int = 0  # the most uncomputed prompt tokens that it wants to hold
-    prefill_rate: float = 0.0  # prompt tokens/s, measured
-    running: int = 0  # sequences
-    waiting: int = 0
-    free_blocks: int = 0
-    kv_usage: float = 0.0  # 0..1, blocks that running sequences reference
-    steps: int = 0  # completed; readiness follows their progress
-    stalled: float = 0.0  # seconds that the oldest step in flight is overdue
+    last_entry: EntryId = "0-0"  # the last run entry that it consumed
+    uncomputed: Count = 0  # prompt tokens accepted and not yet computed
+    credit: Count = 0  # the most uncomputed prompt tokens that it wants to hold
+    prefill_rate: Amount = 0.0  # prompt tokens/s, measured
+    running: Count = 0  # sequences
+    waiting: Count = 0
+    free_blocks: Count = 0
+    kv_usage: Annotated[float, Meta(ge=0, le=1)] = 0.0  # 0..1, blocks that running sequences reference
+    steps: Count = 0  # completed; readiness follows their progress
+    stalled: Amount = 0.0  # seconds that the oldest step in flight is overdue
     v: int = SCHEMA
 
 

@@ -239,11 +239,7 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         findings = try_files(seed, seconds, folder)
-        print(
-            json.dumps(
-                {"outcomes": findings.outcomes, "wrong": findings.wrong, "wrongs": findings.wrongs},
-            )
-        )
+        print(json.dumps(findings.raw()))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -26,6 +26,10 @@ class Findings:
             self._told.add(reason)
             self.wrong.append(f"{reason}; input: {data!r}"[:2000] if data else reason[:2000])
 
+    def raw(self) -> dict[str, object]:
+        """As JSON can hold it."""
+        return {"outcomes": dict(self.outcomes), "wrong": self.wrong, "wrongs": self.wrongs}
+
     @property
     def inputs(self) -> int:
         return self.outcomes.total()

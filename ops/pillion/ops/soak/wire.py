@@ -54,7 +54,7 @@ class Wire:
         """Raises Closed, and ValueError for what is no HTTP."""
         lines = (await self._until(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         version, status, *_ = lines[0].split(" ")
-        if not version.startswith("HTTP/1."):
+        if not version.startswith("HTTP/"):
             raise ValueError(f"no status line: {lines[0]!r}")
         pairs = (line.split(":", 1) for line in lines[1:] if line)
         return Head(int(status), {name.strip().lower(): value.strip() for name, value in pairs})

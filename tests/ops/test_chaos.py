@@ -147,5 +147,8 @@ def test_the_record_counts_what_was_hit_and_what_was_lost() -> None:
     assert (total["hit_in_prefill"], total["hit_in_decode"]) == (1, 2)  # one stream had no token yet
     assert (total["lost_tokens"], total["doubled_tokens"]) == (1, 0)
     assert total["streams_that_differ"] == 1 and total["faults"] == 2  # one in error, one without an end
+    assert report.missed(record) == []
+    record.struck[0].prefilling = 0
+    assert [words[:29] for words in report.missed(record)] == ["no stream was hit in prefill;"]
     said = report.words(report.raw(record, []))
     assert "DIFFERENT: request 0" in said and "FAULT: request 0, s: gone" in said and "kill scheduler" in said

@@ -53,6 +53,8 @@ async def _main(options: Options, stack: Stack) -> dict[str, Any]:
         raise click.ClickException(str(broken)) from None
     finally:
         code = await stack.end()
+    if any(blow.kind != "term" for blow in options.blows):
+        record.faults += report.missed(record)
     if code != 0:
         record.faults.append(f"`pillion up` ended with {code}, not 0")
     return report.raw(record, stack.lines)

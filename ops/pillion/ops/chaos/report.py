@@ -232,6 +232,16 @@ def totals(record: Record) -> dict[str, Any]:
     }
 
 
+def missed(record: Record) -> list[str]:
+    """What a run of kills must have hit, and did not: it then says little."""
+    total = totals(record)
+    return [
+        f"no stream was hit in {phase}; more --kills, longer answers or smaller steps hit more"
+        for phase in ("prefill", "decode")
+        if not total[f"hit_in_{phase}"]
+    ]
+
+
 def _pending(record: Record, struck: Struck) -> int:
     """Sequences of streams that had no token yet."""
     return sum(

@@ -343,6 +343,14 @@ class TestCancel:
         (end,) = core.handle(Cancelled("a", 1), NOW)
         assert isinstance(end, End)
 
+    def test_a_parked_one_leaves_without_a_word_and_its_next_life_waits_on(self):
+        core = policy()
+        arrive(core, request("a"), request("b", life=2))
+        (end,) = core.handle(Cancelled("a", park=True), NOW)
+        assert (end.waiting.request.id, end.park) == ("a", True)
+        assert core.handle(Cancelled("b", park=True, life=1), NOW) == []
+        assert [waiting.request.id for waiting in core.line] == ["b"]
+
     def test_of_who_is_not_there_is_nothing(self):
         core = policy(beat())
         arrive(core, request("a"))

@@ -17,6 +17,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from pillion.bus import append, retrying
+from pillion.contracts.entries import Cancel, encode
 
 GROUP = "admission"
 
@@ -163,6 +164,25 @@ async def test_cancels_are_settled_before_they_run(neighbours: Any, stack: Any, 
     neighbours.replica(make.beat(credit=1000))
     assert [request.id for request in await until(neighbours.ran)] == [kept.id]
     assert await neighbours.submitted() == 0
+
+
+async def test_who_is_parked_while_it_waits_leaves_without_a_word(neighbours: Any, stack: Any, make: Any):
+    stack.start("admission")
+    parked, refused = make.request(), make.request(life=1)
+    for request in (parked, refused):
+        head = neighbours.keys.stream(request.id)
+        await neighbours.connection.call("HSET", head, "life", request.life, "parked", -1)
+        await neighbours.submit(request)
+    await held(neighbours, 2)
+    cancel = Cancel(parked.id, park=True)
+    await append(neighbours.connection, neighbours.keys.cancel, encode(cancel))
+    await held(neighbours, 1)
+    assert await neighbours.connection.call("HGET", neighbours.keys.stream(parked.id), "parked") == b"0"
+    assert await neighbours.refused() == 0, "nobody is told"
+    neighbours.replica(make.beat(facts=make.facts(model="other")))  # nothing can run the other one
+    (answer,) = await neighbours.said()
+    assert answer.refusals[0].request == refused.id
+    assert await neighbours.connection.call("HGET", neighbours.keys.stream(refused.id), "parked") == b"1"
 
 
 async def test_what_cannot_be_read_is_set_aside_and_told(neighbours: Any, stack: Any, make: Any):

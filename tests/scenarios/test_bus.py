@@ -389,5 +389,6 @@ def test_all_keys_of_a_stack_lie_in_one_slot():
     keys = Keys("a.b-c")
     names = [keys.submit, keys.run("0"), keys.out("g"), keys.cancel, keys.tombstone("r"), keys.beats]
     names += [keys.replicas, keys.journal("0"), keys.record("r"), keys.lease("h"), keys.epoch("h"), keys.dead]
-    assert len(set(names)) == 12
+    names += [keys.parking("r"), keys.stream("r"), keys.once("t", "k")]
+    assert len(set(names)) == 15
     assert {name[: name.index("}") + 1] for name in names} == {"pillion:{a.b-c}"}

@@ -5,6 +5,7 @@ import sys
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from pillion import config
@@ -237,6 +238,7 @@ class Drive:
         self.events: list[tuple[object, float]] = []
         self.streams: dict[tuple[str, int], Stream] = {}
         self.finished: list[str] = []
+        self.parked: list[str] = []
         self.refusals: dict[str, object] = {}
         self.requests: dict[str, Request] = {}
         self.wake: float | None = None
@@ -260,10 +262,11 @@ class Drive:
                     self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
                     if len(self.in_flight) == 1:
                         self.ends = self.now + self.step_time(plan)
-                case Publish(_, items, finished):
+                case Publish(_, items, finished, parked):
                     for item in items:
                         self._item(item)
                     self.finished += finished
+                    self.parked += parked
                 case Refuse(refusal):
                     self.refusals[refusal.request] = refusal
                 case WakeAt(at):
@@ -315,6 +318,19 @@ class Drive:
 
     def cancel(self, id: str, choice: int | None = None) -> None:
         self.handle(Cancelled(id, choice))
+
+    def park(self, id: str, life: int | None = None) -> None:
+        self.handle(Cancelled(id, park=True, life=self.requests[id].life if life is None else life))
+
+    def take_up(self, id: str) -> None:
+        """What was parked runs again, with the tokens that it brought."""
+        self.parked.remove(id)
+        one = self.requests[id]
+        streams = {choice: stream for (of, choice), stream in self.streams.items() if of == id}
+        self.requests[id] = one = msgspec.structs.replace(one, life=one.life + 1)
+        ended = tuple(sorted(choice for choice, stream in streams.items() if stream.finish is not None))
+        done = {choice: tuple(stream.tokens) for choice, stream in streams.items()}
+        self.handle(Submitted(one, done, ended))
 
     def finish_step(self, fail: bool = False) -> Plan:
         """The oldest plan returns."""

@@ -116,6 +116,18 @@ def build(toy, seen):
             self.cancelled.add(id)
             seen["cancelled"] += open_before
 
+        @precondition(lambda self: self.count)
+        @rule(data=st.data())
+        def park(self, data):
+            id = str(data.draw(st.integers(1, self.count)))
+            self.drive.park(id)
+
+        @precondition(lambda self: self.count and self.drive.parked)
+        @rule(data=st.data())
+        def take_up(self, data):
+            self.drive.take_up(data.draw(st.sampled_from(self.drive.parked)))
+            seen["taken up"] += 1
+
         @invariant()
         def bounded(self):
             if hasattr(self, "drive"):
@@ -128,6 +140,8 @@ def build(toy, seen):
             if not hasattr(self, "drive"):
                 return
             drive = self.drive
+            for id in tuple(drive.parked):
+                drive.take_up(id)
             drive.run(limit=5000)
             for id, request in drive.requests.items():
                 assert drive.finished.count(id) == 1
@@ -160,6 +174,7 @@ def test_everything_finishes_as_if_undisturbed(toy):
             "failed",
             "lost in flight",
             "cancelled",
+            "taken up",
             "preempted",
             "hits",
             "late",

@@ -63,9 +63,9 @@ STRATEGIES = {
     Request: st.builds(
         Request, name, name, text, st.lists(tokens, max_size=3).map(tuple), sampling, seconds,
         st.integers(0, 1024), some(token), st.integers(-(2**31) + 1, 2**31 - 1), text, text, some(seconds),
-        text,
+        text, count, tokens,
     ),
-    Cancel: st.builds(Cancel, name, some(count), text, text),
+    Cancel: st.builds(Cancel, name, some(count), text, text, st.booleans(), count),
     StepOutput: st.builds(
         StepOutput, text, number, number, st.lists(items, max_size=3).map(tuple),
         st.lists(refusals, max_size=2).map(tuple),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pillion import clock
 from pillion.actors import Exit, Mailbox, Stop
 from pillion.admission import words
-from pillion.admission.line import prompt_tokens
+from pillion.admission.line import Waiting, prompt_tokens
 from pillion.admission.policy import (
     LEVELS,
     Action,
@@ -106,7 +106,7 @@ class Desk:
                 await self._submissions(entries)
             case Cancels(cancels):
                 for cancel in cancels:
-                    await self._event(Cancelled(cancel.request, cancel.choice))
+                    await self._event(Cancelled(cancel.request, cancel.choice, cancel.park, cancel.life))
             case Beats(beats, live):
                 for beat in beats:
                     await self._event(Heard(beat, live))
@@ -145,20 +145,18 @@ class Desk:
                 self._spans.ended(waiting, reason)
                 self._metrics[names.REJECTIONS].labels(reason).inc()
                 log.info("request %s refused with %d: %s", refusal.request, refusal.status, refusal.message)
-                await self._settle(
-                    waiting.entry, waiting.request.gateway, words.refused(refusal, self._lease.epoch)
-                )
-            case End(waiting):
+                await self._settle(waiting, words.refused(refusal, self._lease.epoch))
+            case End(waiting, park=False):
                 self._spans.ended(waiting, "cancelled")
                 log.info("request %s cancelled while it waited", waiting.request.id)
-                await self._settle(
-                    waiting.entry, waiting.request.gateway, words.cancelled(waiting, self._lease.epoch)
-                )
+                await self._settle(waiting, words.cancelled(waiting, self._lease.epoch))
+            case End(waiting):
+                self._spans.ended(waiting, "parked")
+                log.info("request %s parked while it waited", waiting.request.id)
+                request = waiting.request
+                await self._discard(waiting.entry, (self._keys.stream(request.id),), (request.life,))
             case Drop(entry_id):
-                keys = [self._lease.key, self._keys.submit]
-                await retrying(
-                    "drop", lambda: DISCARD(self._connection, keys, [self._lease.epoch, GROUP, entry_id])
-                )
+                await self._discard(entry_id)
 
     async def _set_aside(self, dead: words.Dead) -> None:
         log.error("entry %s %s; set aside in %s", dead.entry.id, dead.reason, self._keys.dead)
@@ -169,12 +167,22 @@ class Desk:
             await retrying("refusal", lambda: append(self._connection, out, word, OUT_MAXLEN))
         await self._script(SETTLE, self._keys.dead, dead.entry.id, dead.entry.payload, DEAD_MAXLEN)
 
-    async def _settle(self, entry: str, gateway: str, word: bytes) -> None:
-        await self._script(SETTLE, self._keys.out(gateway), entry, word, OUT_MAXLEN)
+    async def _settle(self, waiting: Waiting, word: bytes) -> None:
+        request = waiting.request
+        head, life = self._keys.stream(request.id), request.life
+        out = self._keys.out(request.gateway)
+        await self._script(SETTLE, out, waiting.entry, word, OUT_MAXLEN, life, head=head)
 
-    async def _script(self, script: Script, destination: str, entry: str, *args: object) -> str | None:
+    async def _discard(self, entry: str, head: tuple[str, ...] = (), life: tuple[int, ...] = ()) -> None:
+        keys = [self._lease.key, self._keys.submit, *head]
+        args = [self._lease.epoch, GROUP, entry, *life]
+        await retrying("discard", lambda: DISCARD(self._connection, keys, args))
+
+    async def _script(
+        self, script: Script, destination: str, entry: str, *args: object, head: str | None = None
+    ) -> str | None:
         """Moves on from `submit`, once: repeated after a lost answer it finds the entry gone, and is None."""
-        keys = [self._lease.key, self._keys.submit, destination]
+        keys = [self._lease.key, self._keys.submit, destination, *([head] if head else [])]
         values = [self._lease.epoch, GROUP, entry, *args]
         answer = await retrying("hand-over", lambda: script(self._connection, keys, values))
         return None if answer is None else answer.decode()

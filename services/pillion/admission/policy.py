@@ -24,10 +24,12 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """`choice` None ends all choices of the request."""
+    """`choice` None ends all choices of the request. `park`: without a word, and no life above this one."""
 
     request: str
     choice: int | None = None
+    park: bool = False
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,10 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Settle the entry of a cancelled request with the last item of each choice."""
+    """Settle the entry of a cancelled request with the last item of each choice; a parked one gets none."""
 
     waiting: Waiting
+    park: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +158,13 @@ class Policy:
         waiting = self.line.get(event.request)
         if waiting is None:
             return []  # it runs, or is over
+        if event.park and waiting.request.life > event.life:
+            return []  # meant for an earlier life
         if event.choice is not None:
             waiting.cancelled.add(event.choice)
             if len(waiting.cancelled) < waiting.choices:
                 return []
-        return [End(self.line.remove(event.request))]
+        return [End(self.line.remove(event.request), event.park)]
 
     def _heard(self, event: Heard, now: float) -> list[Action]:
         self.replicas.forget(now)

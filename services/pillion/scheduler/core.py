@@ -76,11 +76,12 @@ class Outbox:
     refusals: list[Command] = field(default_factory=list)
     items: list[Tokens] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    parked: list[str] = field(default_factory=list)
 
     def commands(self, step: int) -> list[Command]:
         commands = self.plans + self.refusals
-        if self.items or self.finished:
-            commands.append(Publish(step, tuple(self.items), tuple(self.finished)))
+        if self.items or self.finished or self.parked:
+            commands.append(Publish(step, tuple(self.items), tuple(self.finished), tuple(self.parked)))
         return commands
 
 
@@ -198,9 +199,24 @@ class Core:
 
     def _cancelled(self, event: Cancelled, out: Outbox) -> None:
         live = self._requests.get(event.request)
-        for sequence in live.sequences if live else ():
+        if live is None:
+            return
+        if event.park:
+            self._park(live, event.life, out)
+            return
+        for sequence in live.sequences:
             if sequence.state is not State.ENDED and event.choice in (None, sequence.choice):
                 self._finish(sequence, "cancelled", out)
+
+    def _park(self, live: Live, life: int, out: Outbox) -> None:
+        """The request leaves without an end. A park that was meant for an earlier life comes too late."""
+        if live.request.life > life:
+            return
+        for sequence in live.sequences:
+            if sequence.state is not State.ENDED:
+                self._drop(sequence)
+        del self._requests[live.request.id]
+        out.parked.append(live.request.id)
 
     def _step_done(self, event: StepDone, now: float, out: Outbox) -> None:
         flight = self._land(event.step, now)

@@ -1,4 +1,4 @@
-"""Gives up what nobody waits for: requests of gateways that are gone."""
+"""Parks what nobody waits for: requests of gateways that are gone."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pillion import clock
 from pillion.bus import UNREACHABLE, Connection, Keys
+from pillion.contracts.entries import Request
 from pillion.scheduler.journal import Ledger
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ class Gateways:
     """A gateway says that it lives under the lease `gateway:{id}`. `gone` is told each of its requests."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, ledger: Ledger, gone: Callable[[str], None]
+        self, connection: Connection, keys: Keys, ledger: Ledger, gone: Callable[[Request], None]
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -50,6 +51,6 @@ class Gateways:
         }
         for name, since in self._missing.items():
             if now - since >= PATIENCE:
-                log.warning("gateway %s is gone, %d of its requests are given up", name, len(requests[name]))
+                log.warning("gateway %s is gone, %d of its requests are parked", name, len(requests[name]))
                 for request in requests[name]:
                     self._gone(request)

@@ -2,22 +2,36 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from pillion.bus import MAX_DELIVERIES, Connection, Entry, Group, Keys, retrying
 from pillion.bus.journal import read_items
-from pillion.contracts.entries import Refusal, Request, UnknownSchema, decode
+from pillion.contracts.entries import Record, Refusal, Request, UnknownSchema, decode
 from pillion.scheduler.journal import Ledger, Opened
+from pillion.scheduler.messages import Cancelled
 from pillion.scheduler.publisher import Refused
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A request's entry, with what else Redis has of it."""
+
+    entry: Entry
+    request: Request
+    record: Record | None
+    cancelled: Cancelled | None
+
+
 class Intake:
     """Owns the connection that waits for entries. `accept` gets each request, with what is journalled of it,
-    and whether it was cancelled before; `refuse` gets what is set aside.
+    and how it was cancelled before, if it was; `refuse` gets what is set aside.
+
+    A request that was parked comes with its record, and goes on from there.
     """
 
     def __init__(
@@ -27,7 +41,7 @@ class Intake:
         keys: Keys,
         replica: str,
         ledger: Ledger,
-        accept: Callable[[Opened, bool], Awaitable[None]],
+        accept: Callable[[Opened, Cancelled | None], Awaitable[None]],
         refuse: Callable[[Refused], Awaitable[None]],
     ) -> None:
         self.last = "0-0"  # the last entry consumed; tells admission what the heartbeat has counted
@@ -44,41 +58,60 @@ class Intake:
         """Takes over by right of the lease what others held. Answers how many requests go on."""
         recovered = 0
         while entries := await retrying("claim", self._group.claim_others):
-            requests = [(entry, request) for entry in entries if (request := await self._decode(entry))]
-            ids = {request.id for _, request in requests}
-            read = partial(read_items, self._connection, self._keys, self._replica, ids)
-            items = await retrying("journal", read)
-            for entry, request in requests:
-                self._ledger.open(request, entry.id, since="0-0")
+            requests = await self._read(entries)
+            ids = {read.request.id for read in requests}
+            items = await retrying(
+                "journal", partial(read_items, self._connection, self._keys, self._replica, ids)
+            )
+            for read in requests:
+                self._ledger.open(read.request, read.entry.id, "0-0", read.record)
             self._ledger.add(items)
-            await self._hand_on([request for _, request in requests])
+            for read in requests:
+                await self._hand_on(read)
             recovered += len(requests)
         return recovered
 
     async def run(self, journal_last: Callable[[], str]) -> None:
         async for entries in self._group.follow():
-            requests = []
-            for entry in entries:
-                request = await self._decode(entry)
-                if request is None:
-                    continue
-                if request.id in self._ledger:
-                    await self._acknowledge(entry)  # submitted again after a loss that was none
+            for read in await self._read(entries):
+                if read.request.id in self._ledger:
+                    await self._acknowledge(read.entry)  # submitted again after a loss that was none
                 else:
-                    self._ledger.open(request, entry.id, since=journal_last())
-                    requests.append(request)
-            await self._hand_on(requests)
+                    self._ledger.open(read.request, read.entry.id, journal_last(), read.record)
+                    await self._hand_on(read)
             self.last = entries[-1].id
 
-    async def _hand_on(self, requests: list[Request]) -> None:
+    async def _hand_on(self, read: _Read) -> None:
+        opened = self._ledger.get(read.request.id)
+        if opened is not None:
+            await self._accept(opened, read.cancelled)
+
+    async def _read(self, entries: list[Entry]) -> list[_Read]:
+        """What is to run of these entries, in order."""
+        requests = [(entry, request) for entry in entries if (request := await self._decode(entry))]
         if not requests:
-            return
-        tombs = [self._keys.tombstone(request.id) for request in requests]
-        cancelled = await retrying("tombstones", lambda: self._connection.call("MGET", *tombs))
-        for request, tomb in zip(requests, cancelled, strict=True):
-            opened = self._ledger.get(request.id)
-            if opened is not None:
-                await self._accept(opened, tomb is not None)
+            return []
+        named = [request.id for _, request in requests]
+        keys = [
+            of(name) for of in (self._keys.tombstone, self._keys.parking, self._keys.record) for name in named
+        ]
+        found = await retrying("records", lambda: self._connection.call("MGET", *keys))
+        size = len(named)
+        result = []
+        for index, (entry, request) in enumerate(requests):
+            tomb, parking, kept = found[index::size]
+            record = _record(request, kept)
+            if record is not None and record.finished:
+                log.info("request %s has ended before, its entry is dropped", request.id)
+                await self._acknowledge(entry)
+                continue
+            cancelled = None
+            if tomb is not None:
+                cancelled = Cancelled(request.id)
+            elif parking is not None and int(parking) >= request.life:
+                cancelled = Cancelled(request.id, park=True, life=int(parking))
+            result.append(_Read(entry, request, record, cancelled))
+        return result
 
     async def _decode(self, entry: Entry) -> Request | None:
         try:
@@ -106,3 +139,12 @@ class Intake:
         key, group = self._group.key, self._group.group
         commands = (("XACK", key, group, entry.id), ("XDEL", key, entry.id))
         await retrying("acknowledge", lambda: self._connection.pipeline(*commands))
+
+
+def _record(request: Request, kept: bytes | None) -> Record | None:
+    try:
+        return None if kept is None else decode(kept, Record)
+    except (UnknownSchema, msgspec.DecodeError) as error:
+        # Computed again from the prompt, to the same tokens.
+        log.error("the record of request %s cannot be read: %s", request.id, error)
+        return None

@@ -1,4 +1,4 @@
-"""What running requests have brought so far, folded into one record when a request is finished. Pure."""
+"""What running requests have brought so far, folded into one record at the end or when parked. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,32 +19,52 @@ class _Choice:
 
     def add(self, item: Tokens) -> None:
         known = len(self.tokens)
-        if self.last is not None or item.position > known:
+        skip = known - item.position
+        fresh = item.tokens[max(skip, 0) :]
+        if skip < 0 or (self.last is not None and fresh):
             raise HistoryDiffers(
                 f"choice {item.choice} of request {item.request} has {known} tokens"
                 f"{' and has ended' if self.last else ''}; an item starts at {item.position}"
             )
-        skip = known - item.position
-        if tuple(self.tokens[item.position :]) != item.tokens[:skip]:
+        if tuple(self.tokens[item.position : item.position + len(item.tokens)]) != item.tokens[:skip]:
             raise HistoryDiffers(f"choice {item.choice} of request {item.request} has other tokens")
-        self.tokens.extend(item.tokens[skip:])
+        if not known:
+            self.cached = (
+                item.cached
+            )  # in a later life the prompt is found in the index that it filled itself
+        self.tokens.extend(fresh)
         if item.logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs.extend(item.logprobs[skip:])
-        self.cached = self.cached or item.cached
         if item.finish is not None:
-            self.last = item
+            self.last = self.last or item
 
-    def record(self) -> ChoiceRecord:
-        last = self.last
+    def record(self, parked: bool) -> ChoiceRecord:
+        last, open_end, error = self.last, "", None
+        if last is None and not parked:
+            open_end, error = "error", "ended without a result"
         return ChoiceRecord(
             tokens=tuple(self.tokens),
-            finish=last.finish or "error" if last else "error",
+            finish=last.finish or "error" if last else open_end,
             stop_token=last.stop_token if last else None,
             cached=self.cached,
             logprobs=tuple(self.logprobs) if self.logprobs is not None else None,
-            error=last.error if last else "ended without a result",
+            error=last.error if last else error,
         )
+
+    def adopt(self, request: str, choice: int, record: ChoiceRecord) -> None:
+        """Goes on from what an earlier life left."""
+        self.tokens = list(record.tokens)
+        self.logprobs = None if record.logprobs is None else list(record.logprobs)
+        self.cached = record.cached
+        if record.finish:
+            self.end(request, choice, record.finish, record.stop_token, record.error)
+
+    def end(
+        self, request: str, choice: int, finish: str, stop_token: int | None = None, error: str | None = None
+    ) -> None:
+        at = len(self.tokens)
+        self.last = self.last or Tokens(request, choice, at, (), finish, stop_token, error=error)
 
 
 @dataclass(slots=True)
@@ -55,6 +75,9 @@ class Opened:
     entry: str  # id in the run stream
     since: str  # the journal's last id when it was opened: its items come after
     choices: dict[int, _Choice] = field(default_factory=dict)
+
+    def choice(self, index: int) -> _Choice:
+        return self.choices.setdefault(index, _Choice())
 
     def done(self) -> dict[int, tuple[int, ...]]:
         return {index: tuple(choice.tokens) for index, choice in self.choices.items()}
@@ -78,8 +101,13 @@ class Ledger:
     def get(self, request: str) -> Opened | None:
         return self._opened.get(request)
 
-    def open(self, request: Request, entry: str, since: str) -> Opened:
+    def open(self, request: Request, entry: str, since: str, record: Record | None = None) -> Opened:
+        """`record`: what an earlier life of the request left."""
         opened = self._opened[request.id] = Opened(request, entry, since)
+        for index, choice in enumerate(record.choices if record else ()):
+            opened.choice(index).adopt(request.id, index, choice)
+        for index in request.ended:
+            opened.choice(index).end(request.id, index, "cancelled")
         return opened
 
     def add(self, items: Iterable[Tokens]) -> None:
@@ -87,22 +115,19 @@ class Ledger:
         for item in items:
             opened = self._opened.get(item.request)
             if opened is not None:
-                opened.choices.setdefault(item.choice, _Choice()).add(item)
+                opened.choice(item.choice).add(item)
 
-    def close(self, request: str) -> tuple[Opened, Record]:
-        """The finished request, no longer held here. Raises KeyError."""
+    def close(self, request: str, parked: bool = False) -> tuple[Opened, Record]:
+        """The request, no longer held here: finished, or parked. Raises KeyError."""
         opened = self._opened.pop(request)
-        choices = opened.choices
-        size = max(choices, default=-1) + 1
-        return opened, Record(
-            request=request, choices=tuple(choices.get(index, _Choice()).record() for index in range(size))
-        )
+        choices = range(len(opened.request.prompts) * opened.request.n)
+        return opened, Record(request, tuple(opened.choice(index).record(parked) for index in choices))
 
-    def by_gateway(self) -> dict[str, list[str]]:
+    def by_gateway(self) -> dict[str, list[Request]]:
         """Opened requests by the gateway that waits for them."""
-        requests: dict[str, list[str]] = {}
-        for name, opened in self._opened.items():
-            requests.setdefault(opened.request.gateway, []).append(name)
+        requests: dict[str, list[Request]] = {}
+        for opened in self._opened.values():
+            requests.setdefault(opened.request.gateway, []).append(opened.request)
         return requests
 
     def oldest(self) -> str | None:

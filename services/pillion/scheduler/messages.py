@@ -32,10 +32,12 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """`choice` None ends all choices of the request."""
+    """`choice` None ends all choices of the request. `park`: without a word, and no life above this one."""
 
     request: str
     choice: int | None = None
+    park: bool = False
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +130,14 @@ class SendPlan:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Journal and publish these items; `finished` names requests whose last choice ended with them."""
+    """Journal and publish these items; `finished` names requests whose last choice ended with them, `parked`
+    those that end here for now.
+    """
 
     step: int
     items: tuple[Tokens, ...]
     finished: tuple[str, ...] = ()
+    parked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

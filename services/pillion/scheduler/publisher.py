@@ -20,11 +20,12 @@ _TRIM_EVERY = 256  # publications
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that will not run: its entry is settled with this word."""
+    """A request that will not run: its entry is settled with this word. `life` None: nor in a later life."""
 
     refusal: Refusal
     gateway: str
     entry: str
+    life: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Step:
     number: int
     items: tuple[Tokens, ...]
     finished: tuple[str, ...]
+    parked: tuple[str, ...] = ()
 
 
 class Publisher:
@@ -81,7 +83,12 @@ class Publisher:
             opened = self._ledger.get(item.request)
             if opened is not None:
                 shares.setdefault(opened.request.gateway, []).append(item)
-        folded = [self._ledger.close(request) for request in step.finished if request in self._ledger]
+        folded = [
+            (*self._ledger.close(request, parked), parked)
+            for requests, parked in ((step.finished, False), (step.parked, True))
+            for request in requests
+            if request in self._ledger
+        ]
         epoch = self._lease.epoch
 
         def entry(items: tuple[Tokens, ...]) -> bytes:
@@ -92,12 +99,16 @@ class Publisher:
             self._keys.journal(self._replica),
             self._keys.run(self._replica),
             *map(self._keys.out, shares),
-            *(self._keys.record(record.request) for _, record in folded),
+            *(
+                key(record.request)
+                for _, record, _ in folded
+                for key in (self._keys.record, self._keys.stream)
+            ),
         ]
         args: list[object] = [epoch, GROUP, entry(step.items), OUT_MAXLEN, self._retention, len(shares)]
         args += [entry(tuple(items)) for items in shares.values()]
-        for opened, record in folded:
-            args += [encode(record), opened.entry]
+        for opened, record, parked in folded:
+            args += [encode(record), opened.entry, opened.request.life, int(parked)]
         # A script whose answer was lost may run twice: positions are the same, readers drop what they know.
         answer = await retrying("publish", lambda: PUBLISH(self._connection, keys, args))
         self.last = answer.decode()
@@ -117,4 +128,7 @@ class Publisher:
         )
         keys = [self._lease.key, self._keys.run(self._replica), self._keys.out(refused.gateway)]
         args = [self._lease.epoch, GROUP, refused.entry, encode(output), OUT_MAXLEN]
+        if refused.life is not None:
+            keys.append(self._keys.stream(refused.refusal.request))
+            args.append(refused.life)
         await retrying("refuse", lambda: SETTLE(self._connection, keys, args))

@@ -84,7 +84,10 @@ class Service:
             read, self._group, self.keys, replica, self.ledger, self._accept, self._set_aside
         )
         self.gateways = Gateways(
-            beat, self.keys, self.ledger, lambda request: self.mailbox.put_control(Cancelled(request))
+            beat,
+            self.keys,
+            self.ledger,
+            lambda request: self.mailbox.put_control(Cancelled(request.id, park=True, life=request.life)),
         )
         self._cancels = Tail(cancel, self.keys.cancel)
         self._facts: Facts | None = None
@@ -93,12 +96,12 @@ class Service:
 
     # --- events in ---------------------------------------------------------------------------------
 
-    async def _accept(self, opened: Opened, cancelled: bool) -> None:
+    async def _accept(self, opened: Opened, cancelled: Cancelled | None) -> None:
         milliseconds, _, _ = opened.entry.partition("-")
         self.spans.opened(opened.request, int(milliseconds) / 1000)
         await self.mailbox.put(Submitted(opened.request, opened.done(), tuple(sorted(opened.ended()))))
-        if cancelled:
-            await self.mailbox.put(Cancelled(opened.request.id))
+        if cancelled is not None:
+            await self.mailbox.put(cancelled)
 
     async def _set_aside(self, refused: Refused) -> None:
         await self.publisher.put(refused)
@@ -111,7 +114,7 @@ class Service:
                 except (UnknownSchema, msgspec.DecodeError) as error:
                     log.error("cancel %s cannot be read, left out: %s", entry.id, error)
                     continue
-                self.mailbox.put_control(Cancelled(cancel.request, cancel.choice))
+                self.mailbox.put_control(Cancelled(cancel.request, cancel.choice, cancel.park, cancel.life))
 
     async def read_entries(self) -> None:
         # The position of the cancels comes first: each is then read, or has left a tombstone before.
@@ -152,7 +155,11 @@ class Service:
                         self._watch_takes(command)
                     case Publish():
                         self.spans.brought(command.items)
-                        await self.publisher.put(Step(command.step, command.items, command.finished))
+                        self.spans.parked(command.parked)
+                        self.observer.metrics[names.PARKED].inc(len(command.parked))
+                        await self.publisher.put(
+                            Step(command.step, command.items, command.finished, command.parked)
+                        )
                     case Refuse():
                         await self._refuse(command)
                     case WakeAt():
@@ -171,7 +178,8 @@ class Service:
         opened = self.ledger.get(command.refusal.request)
         if opened is not None:
             self.ledger.close(command.refusal.request)
-            await self.publisher.put(Refused(command.refusal, command.gateway, opened.entry))
+            life = opened.request.life
+            await self.publisher.put(Refused(command.refusal, command.gateway, opened.entry, life))
 
     async def watch(self) -> None:
         """Gives up an executor whose step is too late: it hangs, or was stopped."""

@@ -62,6 +62,12 @@ class Spans:
             elif phase.name == names.SPAN_PREFILL:
                 self._begin(phase.request, item.choice, names.SPAN_DECODE)
 
+    def parked(self, requests: tuple[str, ...]) -> None:
+        if self._phases and requests:
+            for key in [key for key in self._phases if key[0] in requests]:
+                self._phases[key].span.set_attribute("pillion.finish", "parked")
+                self._end(key)
+
     def _begin(self, request: Request, choice: int, name: str, start: int | None = None) -> None:
         key = (request.id, choice)
         self._end(key)

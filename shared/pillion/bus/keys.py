@@ -32,6 +32,20 @@ class Keys:
         """Says that a request was cancelled, to whoever reads its entry later."""
         return self._key("tomb", request)
 
+    def parking(self, request: str) -> str:
+        """Holds the last life of a request that was to be parked, for whoever reads its entry later."""
+        return self._key("parking", request)
+
+    def stream(self, request: str) -> str:
+        """Hash, the request's head: `head` (what any gateway needs to answer it), `owner` (the gateway that
+        does), `claim` (by which connection), `life`, and `parked` (the last life that runs no more).
+        """
+        return self._key("stream", request)
+
+    def once(self, tenant: str, key: str) -> str:
+        """The request that a tenant sent under this Idempotency-Key."""
+        return self._key("once", tenant, key)
+
     @property
     def beats(self) -> str:
         """Stream of heartbeats. Trimmed."""
@@ -47,7 +61,7 @@ class Keys:
         return self._key("journal", replica)
 
     def record(self, request: str) -> str:
-        """The folded journal of a finished request."""
+        """The folded journal of a finished or parked request."""
         return self._key("record", request)
 
     def lease(self, holder: str) -> str:

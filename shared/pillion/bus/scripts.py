@@ -80,22 +80,26 @@ return redis.call('XADD', KEYS[3], '*', 'e', ARGV[4])
 """
 )
 
-# KEYS epoch, source, destination; ARGV epoch, group, entry id, payload, destination's maxlen.
-# The entry ends here, with a word (a refusal, a final item) to whom it came from.
+# KEYS epoch, source, destination, the request's head or none; ARGV epoch, group, entry id, payload,
+# destination's maxlen, life. The entry ends here, with a word (a refusal, a final item) to whom it came from;
+# the head says that this life of the request runs no more.
 SETTLE = Script(
     _FENCE
     + """
 if redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) == 0 then return nil end
 redis.call('XDEL', KEYS[2], ARGV[3])
+if KEYS[4] and redis.call('EXISTS', KEYS[4]) == 1 then redis.call('HSET', KEYS[4], 'parked', ARGV[6]) end
 return redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[4])
 """
 )
 
-# KEYS epoch, source; ARGV epoch, group, entry id. The entry ends without a word: another one has the same.
+# KEYS epoch, source, the request's head or none; ARGV epoch, group, entry id, life. The entry ends without a
+# word: another one has the same, or the request is parked, as its head then says.
 DISCARD = Script(
     _FENCE
     + """
 if redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) == 0 then return 0 end
+if KEYS[3] and redis.call('EXISTS', KEYS[3]) == 1 then redis.call('HSET', KEYS[3], 'parked', ARGV[4]) end
 return redis.call('XDEL', KEYS[2], ARGV[3])
 """
 )
@@ -117,10 +121,11 @@ return pardoned
 """
 )
 
-# One step of one replica, whole: journal first, then each gateway's share, then what finished.
-# KEYS epoch, journal, run, then one `out` per payload, then one record per finished request.
+# One step of one replica, whole: journal first, then each gateway's share, then what finished or is parked.
+# KEYS epoch, journal, run, then one `out` per payload, then record and head of each folded request.
 # ARGV epoch, group, journal payload, out maxlen, record ttl s, number of outs, outs' payloads...,
-#      then for each finished: record, run entry id.
+#      then for each folded: record, run entry id, life, and 1 where it is parked.
+# A head lives as long as its record. A late repetition never puts an old record over that of a later life.
 # Answers the journal entry's id.
 PUBLISH = Script(
     _FENCE
@@ -131,11 +136,16 @@ for i = 1, outs do
   redis.call('XADD', KEYS[3 + i], 'MAXLEN', '~', ARGV[4], '*', 'e', ARGV[6 + i])
 end
 local arg = 7 + outs
-for i = 4 + outs, #KEYS do
-  redis.call('SET', KEYS[i], ARGV[arg], 'EX', ARGV[5])
+for i = 4 + outs, #KEYS, 2 do
   redis.call('XACK', KEYS[3], ARGV[2], ARGV[arg + 1])
   redis.call('XDEL', KEYS[3], ARGV[arg + 1])
-  arg = arg + 2
+  local life = redis.call('HGET', KEYS[i + 1], 'life')
+  if not life or life == ARGV[arg + 2] then
+    redis.call('SET', KEYS[i], ARGV[arg], 'EX', ARGV[5])
+    redis.call('EXPIRE', KEYS[i + 1], ARGV[5])
+    if life and ARGV[arg + 3] == '1' then redis.call('HSET', KEYS[i + 1], 'parked', life) end
+  end
+  arg = arg + 4
 end
 return id
 """

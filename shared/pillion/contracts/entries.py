@@ -70,16 +70,24 @@ class Request(Struct, frozen=True):
     tenant: str = ""
     deadline: Time | None = None  # past it the request is refused
     traceparent: str = ""  # W3C trace context of the gateway's `chat` span
+    life: Count = 0  # how often it was taken up again after it was parked
+    ended: tuple[Count, ...] = ()  # choices that a stop string ended in an earlier life: they run no more
     v: int = SCHEMA
 
 
 class Cancel(Struct, frozen=True):
-    """Ends a request (`choice` None) or one choice of it. Sent to admission and to every scheduler."""
+    """Ends a request (`choice` None) or one choice of it. Sent to admission and to every scheduler.
+
+    With `park` it ends for now: what it has brought stays in its record, and the same request, submitted
+    again with a higher `life`, goes on from there. As it may come late it touches no life above its own.
+    """
 
     request: Identity
     choice: Count | None = None
     reason: str = ""
     traceparent: str = ""
+    park: bool = False
+    life: Count = 0
     v: int = SCHEMA
 
 
@@ -133,10 +141,10 @@ class StepOutput(Struct, frozen=True):
 
 
 class ChoiceRecord(Struct, frozen=True, array_like=True):
-    """A finished choice, folded."""
+    """A choice, folded."""
 
     tokens: tuple[int, ...]
-    finish: str
+    finish: str  # as in Tokens; "" where the choice was parked and can go on
     stop_token: int | None = None
     cached: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -144,11 +152,16 @@ class ChoiceRecord(Struct, frozen=True, array_like=True):
 
 
 class Record(Struct, frozen=True):
-    """The folded journal of a finished request; kept for a retention time."""
+    """The folded journal of a finished or parked request; kept for a retention time."""
 
     request: str
     choices: tuple[ChoiceRecord, ...]
     v: int = SCHEMA
+
+    @property
+    def finished(self) -> bool:
+        """Whether no choice can go on."""
+        return all(choice.finish for choice in self.choices)
 
 
 class Facts(Struct, frozen=True):

@@ -149,6 +149,12 @@ POISONOUS = Metric(
     "pillion_poisonous_sequences_total", "counter", "scheduler",
     "Sequences given up since every step with them failed, also alone.",
 )  # fmt: skip
+PARKED = Metric(
+    "pillion_parked_total",
+    "counter",
+    "scheduler",
+    "Running requests parked: their client or gateway went away.",
+)
 DEAD_LETTERS = Metric(
     "pillion_dead_letters_total",
     "counter",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from pillion.bus import Connection, Keys, Tail, append
 from pillion.config import Config, load
 from pillion.contracts.entries import (
     Cancel,
+    ChoiceRecord,
     Facts,
     Heartbeat,
     Record,
@@ -108,6 +110,11 @@ class Driver:
     async def record(self, record: Record) -> None:
         await self.connection.call("SET", self.keys.record(record.request), encode(record))
 
+    async def park(self, request: Request, *choices: ChoiceRecord) -> None:
+        """The life of the request ends with this record, as the scheduler ends it."""
+        await self.record(Record(request.id, choices))
+        await self.connection.call("HSET", self.keys.stream(request.id), "parked", request.life)
+
     async def play(
         self,
         request: Request,
@@ -185,16 +192,29 @@ def _until() -> Callable[..., Any]:
     return until
 
 
+_BLOCK = re.compile(r"(?:: .*\n)*(?:id: ([0-9.x]+)\n)?data: (.*)")
+
+
+def parse_ids(text: str) -> list[tuple[str | None, str]]:
+    """Id and data of every event. Comments are left out."""
+    blocks = [_BLOCK.fullmatch(block) for block in text.split("\n\n") if block]
+    assert all(blocks), text
+    return [(block[1], block[2]) for block in blocks if block]
+
+
 def parse_sse(text: str) -> list[Any]:
-    """The data of every event; "[DONE]" as it is. Comments are left out."""
-    blocks = [block for block in text.split("\n\n") if block and not block.startswith(":")]
-    assert all(block.startswith("data: ") and "\n" not in block for block in blocks), text
-    return [block[6:] if block == "data: [DONE]" else json.loads(block[6:]) for block in blocks]
+    """The data of every event; "[DONE]" as it is."""
+    return [data if data == "[DONE]" else json.loads(data) for _, data in parse_ids(text)]
 
 
 @pytest.fixture(name="parse_sse")
 def _parse_sse() -> Callable[[str], list[Any]]:
     return parse_sse
+
+
+@pytest.fixture(name="parse_ids")
+def _parse_ids() -> Callable[[str], list[tuple[str | None, str]]]:
+    return parse_ids
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from typing import Any
 
 from pillion.contracts.entries import TokenLogprob, Tokens
 from pillion.gateway import sse
-from pillion.gateway.answers import Answer, Head
+from pillion.gateway.answers import Answer, Event, Head
 from pillion.gateway.protocol.request import Output
 
 HEAD = Head("r", 7, "m", "fp", ((1, 2, 3),))
@@ -14,7 +14,7 @@ def events(spec: Output, head: Head, pieces: Any, *fed: Tokens) -> list[Any]:
     answer = Answer(spec, head, pieces)
     result = [event for item in fed for event in answer.feed(item)]
     assert answer.done
-    return result + answer.closing()
+    return [event.data for event in result + answer.closing()]
 
 
 def frame(kind: str, choices: list[Any], **more: Any) -> dict[str, Any]:
@@ -180,4 +180,5 @@ def test_the_whole_forms(demo_model: Any) -> None:
 
 
 def test_an_event_is_one_line() -> None:
-    assert sse.event({"a": "x\n\ny\r\u2028"}) == 'data: {"a":"x\\n\\ny\\r\u2028"}\n\n'.encode()
+    event = Event({"a": "x\n\ny\r\u2028"}, "3.4")
+    assert sse.event(event) == 'id: 3.4\ndata: {"a":"x\\n\\ny\\r\u2028"}\n\n'.encode()

@@ -1,5 +1,6 @@
 """The output stage: the same text, entries and end, whatever the portions in which tokens come."""
 
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -8,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pillion.contracts.entries import TokenLogprob, Tokens
+from pillion.gateway import position
 from pillion.gateway.answers import Answer, Head
 from pillion.gateway.output import Gap
-from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Output
 
 HEAD = Head("r", 1, "m", None, ((1, 2, 3),))
@@ -55,7 +56,7 @@ def streamed(spec: Output, head: Head, pieces: Any, fed: list[Tokens]) -> dict[s
     answer = Answer(spec, head, pieces)
     events = [event for item in fed for event in answer.feed(item)]
     assert answer.done
-    parts = [event["choices"][0] for event in events]
+    parts = [event.data["choices"][0] for event in events]
     ends = [part for part in parts if part["finish_reason"] is not None]
     assert len(ends) == 1 and ends[0] is parts[-1]
     chat = spec.form == "chat"
@@ -206,9 +207,9 @@ def test_a_gap_is_told_and_can_be_filled(demo_model: Any) -> None:
 )
 def test_a_choice_that_failed_fails_the_answer(demo_model: Any, finish: str, status: int, code: str) -> None:
     answer = Answer(Output("chat"), HEAD, demo_model.tokenizer)
-    with pytest.raises(ApiError) as error:
-        answer.feed(Tokens("r", 0, 0, (), finish))
-    assert (error.value.status, error.value.code) == (status, code)
+    answer.feed(Tokens("r", 0, 0, (), finish))
+    assert answer.failed is not None and not answer.done
+    assert (answer.failed.status, answer.failed.code) == (status, code)
 
 
 def test_tokens_that_are_no_characters_are_told_apart(demo_model: Any) -> None:
@@ -230,3 +231,100 @@ def test_cached_tokens_are_each_prompts_first_choices(demo_model: Any) -> None:
         answer.feed(Tokens("r", choice, 0, (9,), "length", cached=cached))
     assert answer.usage()["prompt_tokens_details"] == {"cached_tokens": 1}
     assert answer.usage()["prompt_tokens"] == 3 and answer.usage()["completion_tokens"] == 4
+
+
+def finished(answer: Answer) -> list[tuple[str, str]]:
+    return [(event.id, json.dumps(event.data)) for event in answer.closing()] if answer.done else []
+
+
+def fed(answer: Answer, portions: list[Tokens]) -> list[tuple[str, str]]:
+    return [(event.id, json.dumps(event.data)) for item in portions for event in answer.feed(item)]
+
+
+SPECS = st.fixed_dictionaries(
+    {
+        "form": st.sampled_from(["chat", "completion"]),
+        "stop": st.lists(st.sampled_from(["STOP", "STO", "🙂", "OP"]), max_size=2, unique=True).map(tuple),
+        "include_stop": st.booleans(),
+        "logprobs": st.sampled_from([None, 1]),
+        "token_ids": st.booleans(),
+        "include_usage": st.booleans(),
+        "continuous_usage": st.booleans(),
+    }
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    text=TEXTS,
+    cuts=st.lists(st.integers(0, 80), max_size=8),
+    spec=SPECS,
+    drop=st.integers(0, 2),
+    data=st.data(),
+)
+def test_a_stream_that_is_cut_anywhere_goes_on_to_the_same_bytes(
+    demo_model: Any, text: str, cuts: list[int], spec: Any, drop: int, data: Any
+) -> None:
+    pieces = demo_model.tokenizer
+    tokens = pieces.encode(text, add_special=False)
+    tokens = tokens[: max(0, len(tokens) - drop)]
+    head = Head("r", 1, "m", None, ((1, 2, 3),), ("echo",) if spec["form"] == "completion" else ())
+    output = Output(**spec, stream=True)
+    answer = Answer(output, head, pieces)
+    whole = fed(answer, items(tokens, list(range(len(tokens))))) + finished(answer)
+    assert len({id for id, _ in whole}) == len(whole), "every event has an id of its own"
+    # The items' sizes do not matter.
+    answer = Answer(output, head, pieces)
+    assert fed(answer, items(tokens, cuts)) + finished(answer) == whole
+    # Nor where it is cut, nor how much was known by then.
+    for at in range(len(whole) + 1):
+        delivered = position.decode(whole[at - 1][0], 1) if at else (0, 0)
+        known = data.draw(st.integers(0, len(tokens)))
+        answer = Answer(output, head, pieces)
+        record = Tokens(
+            "r", 0, 0, tuple(tokens[:known]), cached=7, logprobs=tuple(map(logprob, tokens[:known]))
+        )
+        events = answer.replay([record], delivered)
+        rest = [(event.id, json.dumps(event.data)) for event in events]
+        rest += fed(answer, items(tokens, [known, *cuts])) + finished(answer)
+        assert rest == whole[at:], (at, known)
+
+
+@settings(deadline=None, max_examples=100)
+@given(order=st.lists(st.integers(0, 2), min_size=10, max_size=60), spec=SPECS, data=st.data())
+def test_each_choice_goes_on_at_its_own_place(
+    demo_model: Any, order: list[int], spec: Any, data: Any
+) -> None:
+    """Choices may interleave otherwise after a cut; each one's events, and what they count, stay the same."""
+    pieces = demo_model.tokenizer
+    tokens = pieces.encode("one STO two 🙂 three four", add_special=False)
+    output = Output(**spec | {"n": 3, "stop": ("🙂",)}, stream=True)
+    answer = Answer(output, HEAD, pieces)
+    sent: list[Any] = []
+    at = [0, 0, 0]
+    for choice in order:
+        if at[choice] < len(tokens):
+            item = Tokens(
+                "r", choice, at[choice], (tokens[at[choice]],), logprobs=(logprob(1),), cached=choice
+            )
+            sent += answer.feed(item)
+            at[choice] += 1
+    cut = data.draw(st.integers(0, len(sent)))
+    delivered = position.decode(sent[cut - 1].id, 3) if cut else (0,) * 4
+    again = Answer(output, HEAD, pieces)
+    record = [
+        Tokens("r", choice, 0, tuple(tokens[:count]), logprobs=(logprob(1),) * count, cached=choice)
+        for choice, count in enumerate(at)
+    ]
+    rest = again.replay(record, delivered)
+
+    def of(events: list[Any], choice: int) -> list[str]:
+        chosen = [event.data for event in events if event.data["choices"][0]["index"] == choice]
+        return [json.dumps({k: v for k, v in event.items() if k != "usage"}) for event in chosen]
+
+    for choice in range(3):
+        assert of(sent[:cut], choice) + of(rest, choice) == of(sent, choice)
+    assert again.usage() == answer.usage()
+    if spec["continuous_usage"]:
+        counts = [event.data["usage"]["completion_tokens"] for event in sent[:cut] + rest]
+        assert counts == sorted(counts), "a count never falls"

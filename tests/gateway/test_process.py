@@ -127,7 +127,7 @@ async def test_spans_of_one_request(start: Any) -> None:
         "/v1/chat/completions", STREAM | {"stream": False, "seed": 3}, headers={"traceparent": client}
     )
     request = await stack.driver.request()
-    await stack.driver.play(request, [100, 101], cached=1)
+    await stack.driver.play(request, [100, 101], size=2, cached=1)
     assert (await answer)[0] == 200
     spans = {span.name: span for span in exporter.get_finished_spans()}
     server, chat = spans["POST /v1/chat/completions"], spans["chat demo"]

@@ -27,24 +27,26 @@ def counts(stack: Any) -> dict[str, float]:
     }
 
 
-async def test_s1_a_stream_that_is_left_is_cancelled(start: Any, until: Any) -> None:
+async def test_s1_a_stream_that_is_left_is_parked(start: Any, until: Any) -> None:
     stack = await start()
     async with stack.session.post(stack.url + PATH, json=STREAM) as response:
         request = await stack.driver.request()
         for position in range(3):
             await stack.driver.publish(request.gateway, Tokens(request.id, 0, position, (100 + position,)))
         for _ in range(3):
+            assert (await response.content.readline()).startswith(b"id: ")
             assert (await response.content.readline()).startswith(b"data: {")
             await response.content.readline()
         response.close()
     cancel = await stack.driver.cancel()
-    assert (cancel.request, cancel.choice) == (request.id, None)
-    assert await stack.driver.connection.call("EXISTS", stack.driver.keys.tombstone(request.id)) == 1
+    assert (cancel.request, cancel.choice, cancel.park) == (request.id, None, True)
+    assert await stack.driver.connection.call("EXISTS", stack.driver.keys.tombstone(request.id)) == 0
+    assert await stack.driver.connection.call("GET", stack.driver.keys.parking(request.id)) == b"0"
     await until(lambda: counts(stack)["aborted"] == 1)
     assert not stack.gateway.state.calls
 
 
-async def test_s1_a_whole_answer_that_is_not_waited_for_is_cancelled(start: Any, until: Any) -> None:
+async def test_s1_a_whole_answer_that_is_not_waited_for_is_parked(start: Any, until: Any) -> None:
     stack = await start()
     answer = stack.post(PATH, CHAT)
     request = await stack.driver.request()
@@ -96,11 +98,15 @@ async def test_s5_cancel_by_the_id_of_the_headers_before_any_token(start: Any, p
     assert [event["error"]["code"] for event in events] == ["cancelled"] and done == "[DONE]"
     assert (await stack.driver.cancel()).request == identity
     assert counts(stack)["aborted"] == 1
-    # One that lives at another gateway is cancelled over the bus.
-    other = "0" * 32
-    assert (await stack.fetch("DELETE", f"/v1/streams/chatcmpl-{other}"))[0] == 202
-    assert (await stack.driver.cancel()).request == other
     assert (await stack.fetch("DELETE", "/v1/streams/nonsense"))[0] == 404
+    assert (await stack.fetch("DELETE", "/v1/streams/" + "0" * 32))[0] == 404
+    # One that lives at another gateway is cancelled over the bus.
+    other = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    assert (await other.fetch("DELETE", f"/v1/streams/chatcmpl-{request.id}"))[0] == 202
+    assert (await stack.driver.cancel()).request == request.id
+    answer.cancel()
 
 
 async def test_s13_prompts_at_the_limit(start: Any) -> None:

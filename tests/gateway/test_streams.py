@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 from pillion.contracts.entries import ChoiceRecord, Record, Request, StepOutput, TokenLogprob, Tokens, encode
-from pillion.gateway import generate
+from pillion.gateway import reply
 from pillion.gateway.streams import CAPACITY, Inbox
 
 PATH = "/v1/chat/completions"
@@ -71,7 +71,7 @@ async def test_items_that_come_again_are_dropped(start: Any, parse_sse: Any) -> 
 
 
 async def test_a_lost_end_is_found_in_the_record(start: Any, parse_sse: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(generate, "KEEPALIVE", 0.2)
+    monkeypatch.setattr(reply, "KEEPALIVE", 0.2)
     stack = await start()
     answer = stack.post(PATH, STREAM)
     request = await stack.driver.request()
@@ -80,7 +80,7 @@ async def test_a_lost_end_is_found_in_the_record(start: Any, parse_sse: Any, mon
     await stack.driver.record(Record(request.id, (ChoiceRecord((100, 101), "stop"),)))
     text = (await answer)[1]
     assert ids(parse_sse(text)) == [100, 101]
-    assert ": keepalive\n\n" in text
+    assert ": keepalive\n" in text and ": keepalive\n\n" not in text
 
 
 async def test_a_slow_reader_holds_nobody_and_gets_all(start: Any, parse_sse: Any, until: Any) -> None:
@@ -180,3 +180,16 @@ async def test_a_request_that_takes_too_long_is_ended(start: Any, parse_sse: Any
     frame, done = parse_sse((await answer)[1])
     assert (frame["error"]["code"], done) == ("request_timeout", "[DONE]")
     assert (await stack.driver.cancel()).request == request.id
+
+
+async def test_more_than_may_wait_are_refused_before_they_are_written(start: Any) -> None:
+    stack = await start(max_waiting=1)  # twice as many may be under way
+    answers = [stack.post(PATH, STREAM) for _ in range(2)]
+    for _ in answers:
+        await stack.driver.request()
+    status, body, headers = await stack.fetch("POST", PATH, json=STREAM)
+    assert (status, body["error"]["code"], headers["Retry-After"]) == (429, "queue_full", "1")
+    head = stack.driver.keys.stream(headers["x-request-id"])
+    assert await stack.driver.connection.call("EXISTS", head) == 0
+    for answer in answers:
+        answer.cancel()

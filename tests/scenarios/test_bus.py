@@ -19,9 +19,7 @@ from pillion.bus import (
     Lease,
     LeaseLost,
     Tail,
-    TooLong,
     append,
-    append_bounded,
     retrying,
 )
 from pillion.bus.scripts import DISCARD, HAND_OVER, SETTLE
@@ -375,14 +373,6 @@ class TestARestartOfRedis:
             with pytest.raises(Denied, match="refuses the user or password of --redis"):
                 await asyncio.wait_for(retrying("ping", lambda on=connection: on.call("PING")), 5)
             await connection.close()
-
-
-async def test_a_bounded_stream_refuses_to_grow(one: Connection):
-    for number in range(3):
-        await append_bounded(one, KEYS.submit, b"%d" % number, 3)
-    with pytest.raises(TooLong):
-        await append_bounded(one, KEYS.submit, b"3", 3)
-    assert await one.call("XLEN", KEYS.submit) == 3
 
 
 def test_all_keys_of_a_stack_lie_in_one_slot():

@@ -57,7 +57,7 @@ facts = st.builds(
     number, text,
 )  # fmt: skip
 items = st.builds(Tokens, text, count, count, tokens, some(text), some(token), number, logprobs, some(text))
-refusals = st.builds(Refusal, text, number, text, text, some(text), some(text), some(real))
+refusals = st.builds(Refusal, text, number, text, text, some(text), some(text), some(real), some(number))
 choices = st.builds(ChoiceRecord, tokens, text, some(token), number, logprobs, some(text))
 STRATEGIES = {
     Request: st.builds(

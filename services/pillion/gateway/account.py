@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_current_span
 
 from pillion import clock
 from pillion.contracts.entries import Request, Tokens
 from pillion.gateway.answers import Answer
 from pillion.gateway.protocol.errors import ApiError
-from pillion.gateway.protocol.request import Generation
+from pillion.gateway.protocol.request import FormName
 from pillion.telemetry import Metrics, names, tracing
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ METRICS = (
     names.INBOXES,
     names.SLO_REQUESTS,
     names.IGNORED_KEYS,
+    names.RESUMED,
 )
 
 FINISHED, ABORTED, FAILED = "finished", "aborted", "failed"
@@ -43,16 +44,21 @@ class Accounts:
         self.running = 0
 
     @contextmanager
-    def span(self, asked: Generation, model: str, server: Span) -> Iterator[Span]:
-        """The `chat {model}` span, under the server's. It ends with the body, as an error if that raises."""
-        operation = _OPERATIONS[asked.output.form]
+    def span(self, form: FormName, model: str, server: Span, former: str = "") -> Iterator[Span]:
+        """The `chat {model}` span, under the server's. It ends with the body, as an error if that raises.
+
+        `former`: the traceparent of the request's first one, which it is linked to when the request goes on.
+        """
+        operation = _OPERATIONS[form]
         attributes = {
             names.OPERATION_NAME: operation,
             names.PROVIDER_NAME: names.PROVIDER,
             names.REQUEST_MODEL: model,
         }
         context = tracing.context(tracing.traceparent(server))
-        span = self.tracer.start_span(f"{operation} {model}", context, SpanKind.INTERNAL, attributes)
+        first = tracing.context(former)
+        links = [] if first is None else [Link(get_current_span(first).get_span_context())]
+        span = self.tracer.start_span(f"{operation} {model}", context, SpanKind.INTERNAL, attributes, links)
         try:
             yield span
         except ApiError as error:
@@ -62,13 +68,15 @@ class Accounts:
             span.end()
 
     def open(
-        self, request: Request, answer: Answer, label: str | None, span: Span, start: float
+        self, request: Request, answer: Answer, label: str | None, span: Span, start: float, resumed: str = ""
     ) -> "Account":
-        """`start`: the request's arrival, monotonic seconds."""
+        """`start`: the request's arrival, monotonic seconds. `resumed`: how it stood, if it goes on."""
         self.running += 1
+        if resumed:
+            self.metrics[names.RESUMED].labels(resumed).inc()
         self.metrics[names.REQUESTS_STARTED].inc()
         self.metrics[names.REQUESTS_RUNNING].set(self.running)
-        account = Account(self, request, answer, label, span, start)
+        account = Account(self, request, answer, label, span, start, bool(resumed))
         account.describe()
         return account
 
@@ -83,6 +91,7 @@ class Account:
     label: str | None
     span: Span
     start: float
+    resumed: bool = False  # it had tokens before: the times of a whole request say nothing here
     first: float | None = None
     last: float = 0.0
     worst: float = 0.0
@@ -114,7 +123,8 @@ class Account:
         now = clock.monotonic()
         if self.first is None:
             self.first = now
-            self._histogram(names.TIME_TO_FIRST_TOKEN).observe(now - self.start)
+            if not self.resumed:
+                self._histogram(names.TIME_TO_FIRST_TOKEN).observe(now - self.start)
         before = self._latest.get(item.choice)
         gaps = self.accounts.metrics[names.TIME_BETWEEN_TOKENS]
         if before is not None:
@@ -138,7 +148,7 @@ class Account:
         self._histogram(names.REQUEST_DURATION, error).observe(now - self.start)
         output = answer.output_tokens
         per_choice = output / len(answer.choices)
-        if self.first is not None and per_choice > 1:
+        if self.first is not None and per_choice > 1 and not self.resumed:
             self._histogram(names.TIME_PER_OUTPUT_TOKEN).observe((self.last - self.first) / (per_choice - 1))
         if outcome == FINISHED:
             met = "true" if self.worst <= accounts.slo_tbt else "false"

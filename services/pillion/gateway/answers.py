@@ -3,16 +3,27 @@
 Shapes are OpenAI's; `stop_reason`, `token_ids` and `prompt_token_ids` are what other servers add to them.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pillion.contracts.entries import TokenLogprob, Tokens
-from pillion.gateway.output import Choice, Delta, Detokenizer, Shown
+from pillion.gateway import position
+from pillion.gateway.output import Choice, Delta, Detokenizer, Shown, singly
+from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Output
 
-Event = dict[str, Any]
+Json = dict[str, Any]
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of a stream."""
+
+    data: Json
+    id: str  # its place in the stream, see pillion.gateway.position
 
 
 class Pieces(Protocol):
@@ -36,7 +47,11 @@ class Head:
 
 
 class Answer:
-    """One request's answer, streamed or whole. `feed` it items in any portions, until it is `done`."""
+    """One request's answer, streamed or whole. `feed` it items of any size, until it is `done` or `failed`.
+
+    What the first k tokens of a choice bring depends on them alone, so a stream can be gone on with anywhere:
+    a new answer to the same request takes all that is known by `replay`, then is fed as ever.
+    """
 
     def __init__(self, spec: Output, head: Head, pieces: Pieces) -> None:
         self.spec = spec
@@ -48,6 +63,9 @@ class Answer:
         form = _Chat if spec.form == "chat" else _Completion
         self._form: _Chat | _Completion = form(spec, head, _Namer(pieces.piece, spec.tokens_as_ids))
         self._collected = [_Collected() for _ in self.choices]
+        self.failed: ApiError | None = None  # what ended a choice before its time
+        self._sent = [0] * (len(self.choices) + 1)  # events of each choice, and of those behind them
+        self._delivered: tuple[int, ...] = (0,) * (len(self.choices) + 1)  # in an earlier connection
 
     @property
     def id(self) -> str:
@@ -75,7 +93,7 @@ class Answer:
         """Of each prompt's first choice: those after it mostly share what the first one computed."""
         return sum(choice.cached for choice in self.choices[:: self.spec.n])
 
-    def usage(self) -> dict[str, Any]:
+    def usage(self) -> Json:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.output_tokens,
@@ -86,40 +104,81 @@ class Answer:
     def feed(self, item: Tokens) -> list[Event]:
         """The events that an item brings to a stream; none where the answer is whole.
 
-        Raises pillion.gateway.output.Gap, and ApiError where a choice failed: the answer is then over.
+        Raises pillion.gateway.output.Gap.
         """
-        delta = self.choices[item.choice].feed(item)
-        if delta is None:
-            return []
-        if not self.spec.stream:
-            self._collected[delta.choice].add(delta)
-            return []
-        return [self._event(parts) for parts in self._form.parts(delta)]
+        events = []
+        for single in singly(item):
+            events += self._counted(single.choice, self._parts(single))
+        return events
+
+    def replay(self, items: Sequence[Tokens], delivered: tuple[int, ...]) -> list[Event]:
+        """Takes all that is known of the request; gives what comes behind the events that were delivered.
+
+        `items`: at most one a choice, from position 0.
+        """
+        self._delivered = delivered
+        split: list[tuple[int, list[Json]]] = []  # what a token brought that was delivered in part
+        rest = [deque(singly(item)) for item in items]
+        # All choices first come to where they were: usage counts them all.
+        for singles in rest:
+            while singles and (behind := delivered[singles[0].choice] - self._sent[singles[0].choice]) > 0:
+                choice = singles[0].choice
+                parts = self._parts(singles.popleft())
+                self._sent[choice] += min(behind, len(parts))
+                split.append((choice, parts[behind:]))
+        events = [event for choice, parts in split for event in self._counted(choice, parts)]
+        for singles in rest:
+            for single in singles:
+                events += self._counted(single.choice, self._parts(single))
+        return events
 
     def closing(self) -> list[Event]:
         """What comes behind the last choice's end."""
-        if not self.spec.include_usage:
+        if not self.spec.include_usage or self._delivered[-1]:
             return []
-        return [self._form.frame([]) | {"usage": self.usage()}]
+        self._sent[-1] = 1
+        return [Event(self._form.frame([]) | {"usage": self.usage()}, position.encode(self._sent))]
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Json:
         """The answer of a request that is not streamed, once it is done."""
         choices = [
             self._form.choice(choice.index, collected)
             for choice, collected in zip(self.choices, self._collected, strict=True)
         ]
-        body: Event = self._form.whole(choices)
+        body: Json = self._form.whole(choices)
         body["usage"] = self.usage()
         return body
 
-    def _event(self, parts: dict[str, Any]) -> Event:
+    def _parts(self, single: Tokens) -> list[Json]:
+        """What one token, or an end, brings to a stream: the choices of its events."""
+        try:
+            delta = self.choices[single.choice].feed(single)
+        except ApiError as error:
+            self.failed = self.failed or error
+            return []
+        if delta is None:
+            return []
+        if not self.spec.stream:
+            self._collected[delta.choice].add(delta)
+            return []
+        return self._form.parts(delta)
+
+    def _counted(self, choice: int, parts: list[Json]) -> list[Event]:
+        events = []
+        for part in parts:
+            self._sent[choice] += 1
+            if self._sent[choice] > self._delivered[choice]:
+                events.append(self._event(part))
+        return events
+
+    def _event(self, parts: Json) -> Event:
         extra = parts.pop("_top", {})
-        event: Event = self._form.frame([parts]) | extra
+        data: Json = self._form.frame([parts]) | extra
         if self.spec.continuous_usage:
-            event["usage"] = self.usage()
+            data["usage"] = self.usage()
         elif self.spec.include_usage:
-            event["usage"] = None
-        return event
+            data["usage"] = None
+        return Event(data, position.encode(self._sent[:-1]))
 
 
 @dataclass(slots=True)
@@ -172,13 +231,13 @@ class _Form:
         self.head = head
         self.name = name
 
-    def frame(self, choices: Sequence[dict[str, Any]]) -> Event:
+    def frame(self, choices: Sequence[Json]) -> Json:
         return self._frame(self.chunk, choices)
 
-    def whole(self, choices: Sequence[dict[str, Any]]) -> Event:
+    def whole(self, choices: Sequence[Json]) -> Json:
         return self._frame(self.object, choices)
 
-    def _frame(self, kind: str, choices: Sequence[dict[str, Any]]) -> Event:
+    def _frame(self, kind: str, choices: Sequence[Json]) -> Json:
         return {
             "id": self.prefix + self.head.id,
             "object": kind,
@@ -188,14 +247,14 @@ class _Form:
             "choices": choices,
         }
 
-    def _ids(self, shown: Iterable[Shown]) -> dict[str, Any]:
+    def _ids(self, shown: Iterable[Shown]) -> Json:
         return {"token_ids": [entry.token for entry in shown]} if self.spec.token_ids else {}
 
 
 class _Chat(_Form):
     prefix, object, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def parts(self, delta: Delta) -> list[dict[str, Any]]:
+    def parts(self, delta: Delta) -> list[Json]:
         result = []
         if delta.first:
             result.append(self._part(delta, {"role": "assistant", "content": ""}))
@@ -212,7 +271,7 @@ class _Chat(_Form):
             result.append(end)
         return result
 
-    def choice(self, index: int, collected: _Collected) -> dict[str, Any]:
+    def choice(self, index: int, collected: _Collected) -> Json:
         message = {"role": "assistant", "content": "".join(collected.texts), "refusal": None}
         return {
             "index": index,
@@ -223,11 +282,11 @@ class _Chat(_Form):
             **self._ids(collected.shown),
         }
 
-    def whole(self, choices: Sequence[dict[str, Any]]) -> Event:
+    def whole(self, choices: Sequence[Json]) -> Json:
         ids = {"prompt_token_ids": self.head.prompts[0]} if self.spec.token_ids else {}
         return super().whole(choices) | ids
 
-    def _part(self, delta: Delta, content: dict[str, Any], shown: Sequence[Shown] = ()) -> dict[str, Any]:
+    def _part(self, delta: Delta, content: Json, shown: Sequence[Shown] = ()) -> Json:
         return {
             "index": delta.choice,
             "delta": content,
@@ -236,17 +295,17 @@ class _Chat(_Form):
             **self._ids(shown),
         }
 
-    def _logprobs(self, shown: Sequence[Shown], always: bool = False) -> dict[str, Any] | None:
+    def _logprobs(self, shown: Sequence[Shown], always: bool = False) -> Json | None:
         if self.spec.logprobs is None or not (shown or always):
             return None
         return {"content": [self._entry(entry) for entry in shown], "refusal": None}
 
-    def _entry(self, shown: Shown) -> dict[str, Any]:
+    def _entry(self, shown: Shown) -> Json:
         logprob = shown.logprob or _UNKNOWN
         top = [self._named(token, value) for token, value in logprob.top[: self.spec.logprobs]]
         return self._named(shown.token, logprob.logprob) | {"top_logprobs": top}
 
-    def _named(self, token: int, value: float) -> dict[str, Any]:
+    def _named(self, token: int, value: float) -> Json:
         return {
             "token": self.name(token),
             "logprob": _logprob(value),
@@ -257,7 +316,7 @@ class _Chat(_Form):
 class _Completion(_Form):
     prefix, object, chunk = "cmpl-", "text_completion", "text_completion"
 
-    def parts(self, delta: Delta) -> list[dict[str, Any]]:
+    def parts(self, delta: Delta) -> list[Json]:
         result = []
         if delta.first and self._echo(delta.choice):
             result.append(self._part(delta, self._echo(delta.choice)))
@@ -274,7 +333,7 @@ class _Completion(_Form):
             result[0]["prompt_token_ids"] = self.head.prompts[delta.choice // self.spec.n]
         return result
 
-    def choice(self, index: int, collected: _Collected) -> dict[str, Any]:
+    def choice(self, index: int, collected: _Collected) -> Json:
         ids = self._ids(collected.shown)
         if self.spec.token_ids:
             ids["prompt_token_ids"] = self.head.prompts[index // self.spec.n]
@@ -290,7 +349,7 @@ class _Completion(_Form):
     def _echo(self, choice: int) -> str:
         return self.head.echoed[choice // self.spec.n] if self.head.echoed else ""
 
-    def _part(self, delta: Delta, text: str, shown: Sequence[Shown] = ()) -> dict[str, Any]:
+    def _part(self, delta: Delta, text: str, shown: Sequence[Shown] = ()) -> Json:
         return {
             "index": delta.choice,
             "text": text,
@@ -299,7 +358,7 @@ class _Completion(_Form):
             **self._ids(shown),
         }
 
-    def _logprobs(self, choice: int, shown: Sequence[Shown], always: bool = False) -> dict[str, Any] | None:
+    def _logprobs(self, choice: int, shown: Sequence[Shown], always: bool = False) -> Json | None:
         if self.spec.logprobs is None or not (shown or always):
             return None
         offset = len(self._echo(choice))

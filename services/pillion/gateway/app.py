@@ -4,7 +4,8 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -16,11 +17,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from pillion import clock, ids
 from pillion.gateway import openapi
-from pillion.gateway.generate import Sender, generate
+from pillion.gateway.generate import generate
+from pillion.gateway.heads import Once, Standing
 from pillion.gateway.protocol import body, forms
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Generation
-from pillion.gateway.state import State
+from pillion.gateway.resume import find, idempotency_key, resume, sent_before
+from pillion.gateway.state import Sender, State
 from pillion.telemetry import names, tracing
 from pillion.version import VERSION
 
@@ -57,7 +60,7 @@ class App:
         }
         self._prefixes: Mapping[str, Mapping[str, Handler]] = {
             "/v1/models/": {"GET": self._model},
-            "/v1/streams/": {"DELETE": self._cancel},
+            "/v1/streams/": {"GET": self._resume, "DELETE": self._cancel},
         }
 
     def application(self) -> web.Application:
@@ -124,11 +127,16 @@ class App:
             )
         return handler
 
-    async def _body(self, http: web.Request) -> dict[str, Any]:
+    async def _raw(self, http: web.Request) -> bytes:
         try:
-            raw = await http.read()
+            return await http.read()
         except (RequestPayloadError, HttpProcessingError) as error:
             raise ApiError(400, f"The body cannot be read: {error}.", code="invalid_body") from None
+
+    async def _body(self, http: web.Request) -> dict[str, Any]:
+        return await self._parsed(await self._raw(http))
+
+    async def _parsed(self, raw: bytes) -> dict[str, Any]:
         if len(raw) < PARSE_ASIDE:
             return body.parse(raw)
         return await self.state.texter(lambda: body.parse(raw))
@@ -137,43 +145,63 @@ class App:
 
     def _generation(self, parse: Callable[[dict[str, Any]], Generation]) -> Handler:
         async def handler(http: web.Request) -> web.StreamResponse:
-            route = http[PATH]
-            tracer = self.state.accounts.tracer
-            parent = tracing.context(http.headers.get("traceparent", ""))
-            span = tracer.start_span(
-                f"POST {route}",
-                parent,
-                SpanKind.SERVER,
-                {
-                    "http.request.method": "POST",
-                    "http.route": route,
-                    "url.path": http.path,
-                    "url.scheme": http.scheme,
-                },
-            )
-            try:
-                asked = parse(await self._body(http))
-                sender = Sender(http[IDENTITY], http[TENANT], _label(http), span)
-                response = await generate(self.state, http, sender, asked)
-                span.set_attribute("http.response.status_code", response.status)
-                return response
-            except ApiError as error:
-                _fail(span, error.status, error.code or error.type)
-                raise
-            except (asyncio.CancelledError, ConnectionError):
-                _fail(span, 499, "client_disconnected")
-                raise
-            finally:
-                span.end()
+            key = idempotency_key(http)
+            with self._serving(http, http[PATH]) as sender:
+                raw = await self._raw(http)
+                once = None
+                if key is not None:
+                    once = Once.of(key, http[PATH], raw)
+                    standing, once = await sent_before(self.state, sender.tenant, once)
+                    if standing is not None:
+                        return await self._go_on(http, sender, standing)
+                return await generate(self.state, http, sender, parse(await self._parsed(raw)), once)
 
         return handler
 
+    async def _resume(self, http: web.Request) -> web.StreamResponse:
+        if http.method == "HEAD":  # it would take the stream from who reads it
+            raise ApiError(405, "/v1/streams/ takes GET, DELETE, not HEAD.", code="method_not_allowed")
+        identity = _identity(http)
+        with self._serving(http, "/v1/streams/{id}") as sender:
+            standing = await find(self.state, identity, sender.tenant)
+            return await self._go_on(http, sender, standing)
+
+    async def _go_on(self, http: web.Request, sender: Sender, standing: Standing) -> web.StreamResponse:
+        http[IDENTITY] = standing.head.request.id
+        return await resume(self.state, http, sender, standing)
+
     async def _cancel(self, http: web.Request) -> web.Response:
-        identity = http[PATH].rpartition("/")[2].removeprefix("chatcmpl-").removeprefix("cmpl-")
-        if not _ID.fullmatch(identity):
-            raise ApiError(404, "This is no request id.", code="not_found")
+        identity = _identity(http)
+        call = self.state.calls.get(identity)
+        if call is None or call.request.tenant != http[TENANT]:
+            await find(self.state, identity, http[TENANT])
         self.state.cancel(identity)
         return _json({"id": identity, "status": "cancelling"}, 202)
+
+    @contextmanager
+    def _serving(self, http: web.Request, route: str) -> Iterator[Sender]:
+        """The server's span of a request that is answered with tokens."""
+        attributes = {
+            "http.request.method": http.method,
+            "http.route": route,
+            "url.path": http.path,
+            "url.scheme": http.scheme,
+        }
+        parent = tracing.context(http.headers.get("traceparent", ""))
+        span = self.state.accounts.tracer.start_span(
+            f"{http.method} {route}", parent, SpanKind.SERVER, attributes
+        )
+        try:
+            yield Sender(http[IDENTITY], http[TENANT], _label(http), span)
+            span.set_attribute("http.response.status_code", 200)
+        except ApiError as error:
+            _fail(span, error.status, error.code or error.type)
+            raise
+        except (asyncio.CancelledError, ConnectionError):
+            _fail(span, 499, "client_disconnected")
+            raise
+        finally:
+            span.end()
 
     # --- the model ---------------------------------------------------------------------------------
 
@@ -277,6 +305,14 @@ def error_response(error: ApiError) -> web.Response:
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return _json(error.body(), error.status, headers)
+
+
+def _identity(http: web.Request) -> str:
+    """The request that the path names, as the system knows it. Raises ApiError (404)."""
+    identity = http[PATH].rpartition("/")[2].removeprefix("chatcmpl-").removeprefix("cmpl-")
+    if not _ID.fullmatch(identity):
+        raise ApiError(404, "This is no request id.", code="not_found")
+    return identity
 
 
 def _label(http: web.Request) -> str | None:

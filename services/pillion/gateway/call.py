@@ -1,49 +1,111 @@
-"""One request from submit to end: items come in, events go out, and at last it is over or cancelled."""
+"""One life of a request at its gateway: items in, events out, until it is over, parked or cancelled."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
+import msgspec
 from opentelemetry.trace import SpanKind
 
-from pillion import clock
+from pillion import clock, ids
 from pillion.bus import UNREACHABLE
 from pillion.contracts.entries import Refusal, Request, Tokens
 from pillion.gateway.account import ABORTED, FAILED, FINISHED, Account
 from pillion.gateway.answers import Answer, Event
+from pillion.gateway.heads import Heads, Once, Standing, StreamHead
 from pillion.gateway.outbox import Outbox
 from pillion.gateway.output import Gap
-from pillion.gateway.protocol.errors import ApiError, unavailable
+from pillion.gateway.protocol.errors import (
+    BUS_GONE,
+    CANCELLED,
+    MOVED,
+    ApiError,
+    bus_gone,
+    cancelled,
+    moved,
+    too_long,
+)
 from pillion.gateway.streams import Inbox, Streams
 from pillion.telemetry import names, tracing
 
 log = logging.getLogger(__name__)
 
 CATCH_UP_PATIENCE = 5.0  # seconds for the rest of a gap to appear in the journal
+CLIENT_GONE = "the client is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """The gateway's three ways to Redis."""
+
+    streams: Streams
+    outbox: Outbox
+    heads: Heads
 
 
 class Call:
     """Owned by the handler that answers the client. Not for two tasks at once."""
 
     def __init__(
-        self, request: Request, answer: Answer, account: Account, streams: Streams, outbox: Outbox
+        self,
+        request: Request,
+        head: StreamHead,
+        answer: Answer,
+        account: Account,
+        bus: Bus,
+        once: Once | None = None,
     ) -> None:
         self.request = request
+        self.head = head
         self.answer = answer
         self._account = account
-        self._streams = streams
-        self._outbox = outbox
-        self._inbox: Inbox = streams.open(request.id)
-        self._cancelled: str | None = None
+        self._bus = bus
+        self._once = once
+        self._claim = ids.process_id()
+        self._inbox: Inbox | None = None  # once something of it may run
+        self._refusal: str | None = None  # its code: nothing runs that is ours
 
     @property
     def heard(self) -> bool:
         """Whether anything came: it will then not be submitted again."""
-        return any(choice.known for choice in self.answer.choices) or self._inbox.replica != ""
+        known = any(choice.known for choice in self.answer.choices)
+        return known or (self._inbox is not None and self._inbox.replica != "")
+
+    # --- begin -------------------------------------------------------------------------------------
 
     async def submit(self) -> None:
         """Raises ApiError."""
+        self._inbox = self._bus.streams.open(self.request.id)
+        with self._sending() as sent:
+            sent(await self._bus.outbox.submit(self.request, self.head, self._claim, self._once))
+
+    async def submit_again(self) -> None:
+        """After Redis lost what it had. Raises ApiError, RedisError."""
+        if self.heard:
+            await self._bus.outbox.restore(self.request, self.head, self._claim)
+        else:
+            await self._bus.outbox.submit(self.request, self.head, self._claim, self._once)
+
+    async def take_up(self, former: Standing) -> None:
+        """Runs the next life, from what the answer has seen. Raises ApiError."""
+        ended = tuple(choice.index for choice in self.answer.choices if choice.finish is not None)
+        self._leave()
+        self.request = msgspec.structs.replace(self.request, life=former.life + 1, ended=ended)
+        self._claim = ids.process_id()
+        self._inbox = self._bus.streams.open(self.request.id, self.request.life)
+        try:
+            with self._sending() as sent:
+                sent(await self._bus.outbox.take_up(self.request, former, self._claim))
+        except ApiError as error:
+            if error.code != BUS_GONE:  # in which case it may have been added all the same
+                self._leave()
+            raise
+
+    @contextmanager
+    def _sending(self) -> Iterator[Callable[[str], None]]:
+        """The span of a submit; it is told the entry's id."""
         span = self._account.accounts.tracer.start_span(
             "send pillion:submit",
             tracing.context(self.request.traceparent),
@@ -56,31 +118,27 @@ class Call:
             },
         )
         try:
-            span.set_attribute(names.MESSAGING_MESSAGE_ID, await self._outbox.submit(self.request))
+            yield lambda entry: span.set_attribute(names.MESSAGING_MESSAGE_ID, entry)
         finally:
             span.end()
 
-    def stop(self, reason: str) -> None:
-        """An explicit cancel: the client that reads the answer gets an error."""
-        self._cancelled = reason
-        self._inbox.refuse(
-            Refusal(self.request.id, 499, "The request was cancelled.", "server_error", code="cancelled")
-        )
+    # --- what comes --------------------------------------------------------------------------------
 
     async def events(self, seconds: float, *, search: bool = True) -> list[Event] | None:
         """The next events of the answer, maybe none; None when nothing came for `seconds`.
 
         `search` looks for an unseen end when nothing came. Raises ApiError where the request was refused,
-        failed, or took too long.
+        failed, moved to another connection, or took too long.
         """
+        if self.answer.failed is not None:
+            raise self.answer.failed
         left = (self.request.deadline or float("inf")) - clock.wall()
         if left <= 0:
-            raise ApiError(
-                504, "The request took longer than the server allows.",
-                type="server_error", code="request_timeout",
-            )  # fmt: skip
+            raise too_long()
+        assert self._inbox is not None, "nothing was submitted"
         taken = await self._inbox.take(min(seconds, left))
         if isinstance(taken, Refusal):
+            self._refusal = None if taken.code == CANCELLED else taken.code or taken.type
             raise ApiError(
                 taken.status, taken.message, type=taken.type, param=taken.param,
                 code=taken.code, retry_after=taken.retry_after,
@@ -88,21 +146,14 @@ class Call:
         events: list[Event] = []
         if self._inbox.lost:
             self._inbox.lost = False
-            await self._catch_up(events)
+            await self._catch_up(self._inbox, events)
         elif not taken:
-            return await self._lost_end() if search else None
+            return await self._look() if search else None
         try:
             self._feed(taken, events)
         except Gap as gap:
-            await self._bridge(gap, taken, events)
+            await self._bridge(self._inbox, gap, taken, events)
         return events
-
-    def close(self) -> None:
-        """The request is over for the gateway. What still runs of it is cancelled."""
-        self._streams.close(self.request.id)
-        if not self.answer.done:
-            reason = self._cancelled or "the client is gone"
-            self._outbox.cancel(self.request.id, None, reason, self.request.traceparent)
 
     def _feed(self, items: list[Tokens], events: list[Event]) -> None:
         """Adds what the items bring to `events`. Raises Gap with those before the gap added."""
@@ -111,42 +162,97 @@ class Call:
             known, ended = choice.known, choice.finish is not None
             events += self.answer.feed(item)
             self._account.tokens(item, choice.known - known)
-            if choice.stopped_here and not ended:
-                self._outbox.cancel(
+            if choice.stopped_here and not ended and item.finish is None:
+                self._bus.outbox.cancel(
                     self.request.id, item.choice, "a stop string was found", self.request.traceparent
                 )
 
-    async def _bridge(self, gap: Gap, items: list[Tokens], events: list[Event]) -> None:
+    async def _bridge(self, inbox: Inbox, gap: Gap, items: list[Tokens], events: list[Event]) -> None:
         """Items are missing: they are in the journal, since that is written first."""
         log.warning("request %s: %s; reading the journal", self.request.id, gap)
-        await self._catch_up(events)
+        await self._catch_up(inbox, events)
         try:
             self._feed(items, events)
         except Gap as still:
             # Two histories are never joined.
             raise _lost(still) from None
 
-    async def _catch_up(self, events: list[Event]) -> None:
+    async def _catch_up(self, inbox: Inbox, events: list[Event]) -> None:
         try:
             async with asyncio.timeout(CATCH_UP_PATIENCE):
-                missed = await self._streams.missed(self._inbox)
+                missed = await self._bus.streams.missed(inbox)
         except (TimeoutError, *UNREACHABLE):
-            raise unavailable("bus_unavailable", "The message bus cannot be reached.", 2.0) from None
+            raise bus_gone() from None
         try:
             self._feed(missed, events)
         except Gap as gap:
             raise _lost(gap) from None
 
-    async def _lost_end(self) -> list[Event] | None:
-        """Nothing came for long: the request may have ended unseen, if its last items were trimmed away."""
+    async def _look(self) -> list[Event] | None:
+        """Nothing came for long. The request may have ended unseen, if its last items were trimmed away; or
+        was parked, if this gateway was taken for dead; or went on elsewhere, and the word of it was lost.
+        """
         try:
-            items = await self._streams.missed(self._inbox, finished=True)
+            standing = await self._bus.heads.find(self.request.id)
         except UNREACHABLE as error:
-            log.warning("request %s: its record cannot be read: %s", self.request.id, error)
+            log.warning("request %s: how it stands cannot be read: %s", self.request.id, error)
             return None
+        if standing is None:
+            return None
+        if standing.life > self.request.life:
+            self._refusal = MOVED
+            raise moved()
         events: list[Event] = []
-        self._feed(items, events)
-        return events if items else None
+        self._feed(standing.items(), events)
+        if standing.parked and not self.answer.done:
+            if standing.cancelled:
+                raise cancelled()
+            log.warning("request %s was parked under its connection; it goes on", self.request.id)
+            await self.take_up(standing)
+        return events or None
+
+    # --- end ---------------------------------------------------------------------------------------
+
+    def stop(self) -> bool:
+        """An explicit cancel: who reads the answer gets an error. False where nothing runs yet."""
+        return self._tell(cancelled())
+
+    def move(self) -> None:
+        """The stream goes on in another connection of this gateway; this one ends."""
+        self._tell(moved())
+
+    def _tell(self, error: ApiError) -> bool:
+        if self._inbox is None:
+            return False
+        self._inbox.refuse(Refusal(self.request.id, error.status, error.message, error.type, code=error.code))
+        return True
+
+    def close(self, error: BaseException | None) -> None:
+        """The connection is over, with its answer or with an error. What may still run of the request is
+        parked where its client can come back, else cancelled; of what brought nothing nothing is left.
+        """
+        runs = self._inbox is not None and not self.answer.done and error is not None
+        self._leave()
+        if not runs or self._refusal == MOVED:
+            return
+        request, outbox = self.request, self._bus.outbox
+        new = not request.life and not any(choice.known for choice in self.answer.choices)
+        if isinstance(error, asyncio.CancelledError | ConnectionError):
+            outbox.park(request.id, request.life, CLIENT_GONE, request.traceparent)
+        elif not isinstance(error, ApiError):
+            outbox.cancel(request.id, None, "the gateway failed", request.traceparent)
+        elif error.code == BUS_GONE and not new:
+            outbox.park(request.id, request.life, error.message, request.traceparent)
+        else:
+            if self._refusal is None:  # else nothing runs
+                outbox.cancel(request.id, None, error.message, request.traceparent)
+            if new:
+                outbox.forget(request, self._claim, self._once)
+
+    def _leave(self) -> None:
+        if self._inbox is not None:
+            self._bus.streams.close(self._inbox)
+            self._inbox = None
 
 
 def _lost(gap: Gap) -> ApiError:
@@ -154,22 +260,26 @@ def _lost(gap: Gap) -> ApiError:
 
 
 @asynccontextmanager
-async def running(call: Call, account: Account) -> AsyncIterator[Call]:
-    """Submits the request, and sees to its end in every case. The body of the `with` answers the client."""
+async def running(call: Call, account: Account, begin: Callable[[], Awaitable[None]]) -> AsyncIterator[Call]:
+    """Begins, and sees to the end in every case. The body of the `with` answers the client."""
+    ended_by: BaseException | None = None
     try:
-        await call.submit()
+        await begin()
         yield call
     except ApiError as error:
-        outcome = ABORTED if error.code == "cancelled" else FAILED
+        ended_by = error
+        outcome = ABORTED if error.code in (CANCELLED, MOVED) else FAILED
         account.close(outcome, error.code or error.type, error.status)
         raise
-    except (asyncio.CancelledError, ConnectionError):
-        account.close(ABORTED, "the client is gone", 499)
+    except (asyncio.CancelledError, ConnectionError) as error:
+        ended_by = error
+        account.close(ABORTED, CLIENT_GONE, 499)
         raise
     except BaseException as error:
+        ended_by = error
         account.close(FAILED, type(error).__name__, 500)
         raise
     else:
         account.close(FINISHED, ",".join(call.answer.finish_reasons), 200)
     finally:
-        call.close()
+        call.close(ended_by)

@@ -2,11 +2,17 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from pillion import clock
 from pillion.actors import Mailbox
-from pillion.bus import UNREACHABLE, Connection, Keys, TooLong, append_bounded, retrying
-from pillion.contracts.entries import Cancel, Request, encode
-from pillion.gateway.protocol.errors import ApiError, unavailable
+from pillion.bus import UNREACHABLE, Connection, Keys, retrying
+from pillion.bus.scripts import FORGET, SUBMIT, TAKE_UP
+from pillion.contracts.entries import Cancel, Refusal, Request, StepOutput, encode
+from pillion.gateway.heads import Once, Standing, StreamHead
+from pillion.gateway.protocol.errors import MOVED, ApiError, bus_gone, moved
 
 log = logging.getLogger(__name__)
 
@@ -18,65 +24,138 @@ OUT_KEPT = 3600  # seconds that a gone gateway's stream is kept
 BATCH = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Forget:
+    request: Request
+    claim: str
+    once: Once | None
+
+
 class Outbox:
     """An actor for cancels; submits go out in the caller's own task."""
 
-    def __init__(self, connection: Connection, keys: Keys, gateway: str, bound: int) -> None:
-        """`bound`: the most entries that may wait in the submit stream."""
+    def __init__(
+        self, connection: Connection, keys: Keys, gateway: str, bound: int, retention: float = 0.0
+    ) -> None:
+        """`bound`: the most entries that may wait in the submit stream. `retention`: of records, seconds."""
         self._connection = connection
         self._keys = keys
         self._gateway = gateway
         self._bound = bound
-        self._cancels: Mailbox[Cancel] = Mailbox(1, control_capacity=1 << 16)
+        self._retention = retention
+        self._words: Mailbox[Cancel | _Forget] = Mailbox(1, control_capacity=1 << 16)
         self._alive = keys.lease(f"gateway:{gateway}")
         self._mark = keys.epoch(f"gateway:{gateway}")
 
-    async def submit(self, request: Request) -> str:
-        """Adds the request, answers the entry's id. Raises ApiError: 429 if too many wait, 503 without Redis.
+    async def submit(self, request: Request, head: StreamHead, claim: str, once: Once | None = None) -> str:
+        """Adds the request and its head, answers the entry's id. Raises ApiError: 429 if too many wait, 503
+        without Redis, 409 if the client's key was used just before.
 
-        A submit whose answer got lost is sent again; an id that is known is not run twice.
+        A submit whose answer got lost is sent again; an id that is known is not run twice. `claim` names the
+        connection that owns the request.
         """
-        payload = encode(request)
-        try:
-            return await retrying(
-                "submit",
-                lambda: append_bounded(self._connection, self._keys.submit, payload, self._bound),
-                give_up_after=SUBMIT_PATIENCE,
-            )
-        except TooLong:
+        keys = [self._keys.submit, self._keys.stream(request.id)]
+        if once is not None:
+            keys.append(self._keys.once(request.tenant, once.name))
+        args = [
+            *(self._bound, encode(request), encode(head), self._gateway, claim, self._kept(request)),
+            *(request.id, once.former if once else ""),
+        ]
+        entry, other, room = await self._added(lambda: SUBMIT(self._connection, keys, args))
+        if other:
             raise ApiError(
-                429, "Too many requests wait already. Try again later.",
-                type="rate_limit_error", code="queue_full", retry_after=1.0,
-            ) from None  # fmt: skip
-        except UNREACHABLE:
-            raise unavailable("bus_unavailable", "The message bus cannot be reached.", 2.0) from None
+                409, "A request with this Idempotency-Key came at the same time; send it again to join it.",
+                param="Idempotency-Key", code="idempotency_key_in_use", retry_after=1.0,
+            )  # fmt: skip
+        return _entry(entry, room)
+
+    async def take_up(self, request: Request, former: Standing, claim: str) -> str:
+        """Adds the next life of a parked request, which is then this gateway's; tells the former owner.
+
+        Answers the entry's id. Raises ApiError: as `submit`, and 409 if another one took it.
+        """
+        keys = [self._keys.submit, self._keys.stream(request.id), self._keys.out(former.owner)]
+        error = moved()
+        word = Refusal(request.id, error.status, error.message, code=MOVED, life=former.life)
+        # Within one gateway its connection is told directly.
+        told = b"" if former.owner == self._gateway else encode(StepOutput("", 0, 0, refusals=(word,)))
+        args = [
+            *(self._bound, encode(request), self._gateway, claim, self._kept(request)),
+            *(former.life, told),
+        ]
+        entry, mine, room = await self._added(lambda: TAKE_UP(self._connection, keys, args))
+        if not mine:
+            raise ApiError(409, "Another connection took up this stream just now.", code=MOVED)
+        return _entry(entry, room)
+
+    async def restore(self, request: Request, head: StreamHead, claim: str) -> None:
+        """Writes the head of a request that runs, after Redis lost it. Raises RedisError."""
+        key = self._keys.stream(request.id)
+        await self._connection.pipeline(
+            ("HSET", key, "head", encode(head), "owner", self._gateway, "claim", claim,
+             "life", request.life, "parked", -1),
+            ("EXPIRE", key, self._kept(request)),
+        )  # fmt: skip
 
     def cancel(self, request: str, choice: int | None, reason: str, traceparent: str = "") -> None:
         """Ends a request, or one choice of it, as soon as Redis can be told. Does not wait."""
-        self._cancels.put_control(Cancel(request, choice, reason, traceparent))
+        self._words.put_control(Cancel(request, choice, reason, traceparent))
+
+    def park(self, request: str, life: int, reason: str, traceparent: str = "") -> None:
+        """Ends a life of a request, such that another can follow, as soon as Redis can be told."""
+        self._words.put_control(Cancel(request, None, reason, traceparent, park=True, life=life))
+
+    def forget(self, request: Request, claim: str, once: Once | None) -> None:
+        """Takes back what names a request that brought nothing, as soon as Redis can be told."""
+        self._words.put_control(_Forget(request, claim, once))
 
     async def run(self) -> None:
         """An actor. Ends only by cancellation."""
         while True:
-            await self._send([await self._cancels.get()])
+            await self._send([await self._words.get()])
 
     async def flush(self) -> None:
         """Sends what waits. For the end of the process, after `run` has ended."""
-        while (cancel := self._cancels.take()) is not None:
-            await self._send([cancel])
+        while (word := self._words.take()) is not None:
+            await self._send([word])
 
-    async def _send(self, cancels: list[Cancel]) -> None:
-        while len(cancels) < BATCH and (more := self._cancels.take()) is not None:
-            cancels.append(more)
+    async def _send(self, words: list[Cancel | _Forget]) -> None:
+        while len(words) < BATCH and (more := self._words.take()) is not None:
+            words.append(more)
         commands: list[tuple[object, ...]] = []
-        for cancel in cancels:
-            if cancel.choice is None:
-                # The tombstone first: whoever reads the request's entry after this cancel finds it.
-                commands.append(("SET", self._keys.tombstone(cancel.request), cancel.reason, "EX", TOMBSTONE))
-            commands.append(
-                ("XADD", self._keys.cancel, "MAXLEN", "~", CANCELS_KEPT, "*", "e", encode(cancel))
-            )
-        await retrying("cancel", lambda: self._connection.pipeline(*commands))
+        for word in words:
+            if isinstance(word, _Forget):
+                continue
+            # The tombstone first: whoever reads the request's entry after this cancel finds it.
+            if word.park:
+                commands.append(("SET", self._keys.parking(word.request), word.life, "EX", TOMBSTONE))
+            elif word.choice is None:
+                commands.append(("SET", self._keys.tombstone(word.request), word.reason, "EX", TOMBSTONE))
+            commands.append(("XADD", self._keys.cancel, "MAXLEN", "~", CANCELS_KEPT, "*", "e", encode(word)))
+        if commands:
+            await retrying("cancel", lambda: self._connection.pipeline(*commands))
+        for word in words:
+            if isinstance(word, _Forget):
+                await self._forget(word)
+
+    async def _forget(self, word: _Forget) -> None:
+        request = word.request
+        keys = [self._keys.stream(request.id)]
+        if word.once is not None:
+            keys.append(self._keys.once(request.tenant, word.once.name))
+        await retrying("forget", lambda: FORGET(self._connection, keys, [word.claim, request.id]))
+
+    async def _added(self, attempt: Callable[[], Awaitable[Any]]) -> Sequence[Any]:
+        try:
+            answer: Sequence[Any] = await retrying("submit", attempt, give_up_after=SUBMIT_PATIENCE)
+        except UNREACHABLE:
+            raise bus_gone() from None
+        return answer
+
+    def _kept(self, request: Request) -> int:
+        """Seconds that a head is kept: as long as the request may run, and then as its record."""
+        left = 0.0 if request.deadline is None else max(0.0, request.deadline - clock.wall())
+        return int(left + self._retention) + 1
 
     async def here(self) -> bool:
         """Says that this gateway lives. False when Redis has lost what was said before. Raises RedisError."""
@@ -105,3 +184,12 @@ class Outbox:
                     lost.set()
                 known = True
             await asyncio.sleep(PRESENCE / 4)
+
+
+def _entry(entry: bytes, room: int) -> str:
+    if not room:
+        raise ApiError(
+            429, "Too many requests wait already. Try again later.",
+            type="rate_limit_error", code="queue_full", retry_after=1.0,
+        )  # fmt: skip
+    return entry.decode()

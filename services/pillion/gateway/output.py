@@ -1,10 +1,10 @@
 """The output stage: from a request's record and its tokens so far to what its client sees. Pure.
 
-Fed the same items from position 0, in whatever portions, any gateway comes to the same text, the same entries
-and the same end.
+Fed the same tokens from position 0, in items of whatever size, any gateway comes to the same deltas: each is
+of one token, or of the choice's end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,8 +52,31 @@ class Gap(Exception):
         self.known = known
 
 
+def singly(item: Tokens) -> Iterator[Tokens]:
+    """The item as one for each token, and one for the choice's end."""
+    if len(item.tokens) <= 1 and (item.finish is None or not item.tokens):
+        yield item
+        return
+    last = len(item.tokens) - 1
+    for index, token in enumerate(item.tokens):
+        yield Tokens(
+            item.request,
+            item.choice,
+            item.position + index,
+            (token,),
+            stop_token=item.stop_token if index == last else None,
+            cached=item.cached,
+            logprobs=item.logprobs[index : index + 1] if item.logprobs else None,
+        )
+    if item.finish is not None:
+        at = item.position + len(item.tokens)
+        yield Tokens(item.request, item.choice, at, (), item.finish, item.stop_token, error=item.error)
+
+
 class Choice:
-    """Folds one choice's items. Positions that it knows are dropped, so that items may come again."""
+    """Folds one choice's items, each of one token or the end: see `singly`. Positions that it knows are
+    dropped, so that items may come again.
+    """
 
     def __init__(self, index: int, spec: Output, detokenizer: Detokenizer) -> None:
         self.index = index
@@ -61,7 +84,7 @@ class Choice:
         self.known = 0  # tokens fed
         self.cached = 0  # prompt tokens from the prefix index
         self.finish: str | None = None
-        self.stopped_here = False  # by a stop string: the engine does not know yet
+        self.stopped_here = False  # by a stop string, which the engine does not see
         self._spec = spec
         self._keeps = spec.logprobs is not None or spec.token_ids
         self._detokenizer = detokenizer
@@ -77,31 +100,29 @@ class Choice:
             return None
         if item.position > self.known:
             raise Gap(self.index, self.known)
+        if not self.known:
+            self.cached = item.cached  # a later life of the request finds in the index what this one computed
         text = self._push(item)
         if self.finish is None and item.finish is not None:
             text += self._end(item)
         return self._delta(text, item)
 
     def _push(self, item: Tokens) -> str:
-        parts = []
-        for index in range(self.known - item.position, len(item.tokens)):
-            token = item.tokens[index]
-            self.known += 1
-            self.count += 1
-            if self._keeps:
-                logprob = item.logprobs[index] if item.logprobs else None
-                self._shown.append(Shown(token, self._decoded, logprob))
-            last = index == len(item.tokens) - 1
-            if last and item.stop_token is not None and not self._spec.include_stop:
-                continue  # what ended the choice is counted, but no part of its text
-            text = self._detokenizer.push((token,))
-            self._decoded += len(text)
-            parts.append(self._stops.push(text, self.count >= self._spec.min_tokens))
-            if self._stops.matched is not None:
-                self.finish, self.stopped_here = "stop", item.finish is None
-                break
-        self.cached = max(self.cached, item.cached)
-        return "".join(parts)
+        if item.position < self.known or not item.tokens:
+            return ""
+        token = item.tokens[0]
+        self.known += 1
+        self.count += 1
+        if self._keeps:
+            self._shown.append(Shown(token, self._decoded, item.logprobs[0] if item.logprobs else None))
+        if item.stop_token is not None and not self._spec.include_stop:
+            return ""  # what ended the choice is counted, but no part of its text
+        text = self._detokenizer.push((token,))
+        self._decoded += len(text)
+        text = self._stops.push(text, self.count >= self._spec.min_tokens)
+        if self._stops.matched is not None:
+            self.finish, self.stopped_here = "stop", True
+        return text
 
     def _end(self, item: Tokens) -> str:
         """The choice's last item: what was held back comes out."""

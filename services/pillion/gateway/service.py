@@ -77,7 +77,7 @@ class Gateway:
 
     async def heartbeats(self) -> None:
         """Follows the replicas' heartbeats."""
-        tail = Tail(self.state.connections["beats"], self.state.bus.beats)
+        tail = Tail(self.state.connections["beats"], self.state.beats)
         async for entries in tail.follow():
             for item in entries:
                 try:
@@ -91,17 +91,17 @@ class Gateway:
         await self.state.presence.presence(self._lost)
 
     async def resubmit(self) -> None:
-        """After Redis lost data: what had no output yet is submitted again, under the same id."""
+        """After Redis lost data: what had no output yet is submitted again, under the same id; of the rest
+        the heads are written again.
+        """
         while True:
             await self._lost.wait()
             self._lost.clear()
             for call in tuple(self.state.calls.values()):
-                if call.heard:
-                    continue
                 try:
-                    await self.state.outbox.submit(call.request)
-                except ApiError as error:
-                    log.error("request %s cannot be submitted again: %s", call.request.id, error.message)
+                    await call.submit_again()
+                except (ApiError, *UNREACHABLE) as error:
+                    log.error("request %s cannot be submitted again: %s", call.request.id, error)
 
     async def drain(self) -> None:
         """Takes no new request, and waits for those that run."""

@@ -1,8 +1,9 @@
 """Server-sent events, as in the HTML standard, section 9.2."""
 
-from typing import Any
-
 import msgspec
+
+from pillion.gateway.answers import Event
+from pillion.gateway.protocol.errors import ApiError
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -10,11 +11,17 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # proxies must pass each event on at once
 }
 DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keepalive\n\n"
+# No empty line behind it: that would end an event without data, and there are clients that read even those.
+KEEPALIVE = b": keepalive\n"
 
 _encode = msgspec.json.Encoder().encode
 
 
-def event(data: dict[str, Any]) -> bytes:
+def event(event: Event) -> bytes:
     """One event. JSON has no line breaks, so one `data` line holds it."""
-    return b"data: " + _encode(data) + b"\n\n"
+    return b"id: %b\ndata: %b\n\n" % (event.id.encode(), _encode(event.data))
+
+
+def failure(error: ApiError) -> bytes:
+    """What ends a stream before its time. It has no id: who comes back does so to the event before it."""
+    return b"data: %b\n\n" % _encode(error.body())

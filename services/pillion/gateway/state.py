@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
 
 from pillion import clock, ids
 from pillion.bus import Connection, Keys
@@ -9,8 +12,9 @@ from pillion.config import DEFAULT_SLO_TBT, Config
 from pillion.contracts.entries import Facts
 from pillion.gateway import auth
 from pillion.gateway.account import METRICS, Accounts
-from pillion.gateway.call import Call
+from pillion.gateway.call import Bus, Call
 from pillion.gateway.fields import shown
+from pillion.gateway.heads import Heads
 from pillion.gateway.health import Replicas, Verdict
 from pillion.gateway.model import Model, Texter
 from pillion.gateway.outbox import Outbox
@@ -22,6 +26,16 @@ from pillion.version import VERSION
 RETRY_UNREADY = 2.0  # seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Whose request it is, and under which names it runs."""
+
+    identity: str  # the system's id
+    tenant: str
+    label: str | None  # the client's own id
+    span: Span  # the server's
+
+
 class State:
     """One gateway's. Touched by tasks of one event loop only."""
 
@@ -30,16 +44,19 @@ class State:
         self.config = config
         self.id = ids.process_id()
         self.started = int(clock.wall())
-        self.bus = Keys(config.stack.stack)
+        keys = Keys(config.stack.stack)
         self.connections = {
             name: Connection(url, f"gateway-{self.id}-{name}")
             for name in ("write", "read", "out", "beats", "alive")
         }
-        self.streams = Streams(self.connections["out"], self.connections["read"], self.bus, self.id)
+        write, read = self.connections["write"], self.connections["read"]
         # As many again as admission holds: it refuses by then, and says why.
         bound = 2 * config.admission.max_waiting
-        self.outbox = Outbox(self.connections["write"], self.bus, self.id, bound)
-        self.presence = Outbox(self.connections["alive"], self.bus, self.id, bound)
+        self.outbox = Outbox(write, keys, self.id, bound, config.scheduler.journal_retention)
+        self.presence = Outbox(self.connections["alive"], keys, self.id, bound)
+        self.streams = Streams(self.connections["out"], read, keys, self.id)
+        self.bus = Bus(self.streams, self.outbox, Heads(read, keys))
+        self.beats = keys.beats
         self.replicas = Replicas()
         self.keys = auth.Keys(config.gateway.api_key)
         self.texter = Texter()
@@ -86,12 +103,16 @@ class State:
     # --- live requests -----------------------------------------------------------------------------
 
     @contextmanager
-    def live(self, call: Call) -> Iterator[None]:
-        self.calls[call.request.id] = call
+    def live(self, call: Call) -> Iterator[Call | None]:
+        """Gives the call that was there for the same request: its connection's client came back."""
+        identity = call.request.id
+        former = self.calls.get(identity)
+        self.calls[identity] = call
         try:
-            yield
+            yield former
         finally:
-            del self.calls[call.request.id]
+            if self.calls.get(identity) is call:
+                del self.calls[identity]
 
     @contextmanager
     def named(self, label: str | None, tenant: str) -> Iterator[None]:
@@ -114,9 +135,7 @@ class State:
             self._labels.discard(key)
 
     def cancel(self, identity: str) -> None:
-        """Ends a request, here or at another gateway."""
+        """Ends a request for good, here or at another gateway."""
         call = self.calls.get(identity)
-        if call is not None:
-            call.stop("the client cancelled it")
-        else:
+        if call is None or not call.stop():
             self.outbox.cancel(identity, None, "the client cancelled it")

@@ -9,6 +9,7 @@ import msgspec
 from pillion.bus import Connection, Keys, Tail
 from pillion.bus.journal import read_items, read_record
 from pillion.contracts.entries import Refusal, StepOutput, Tokens, UnknownSchema, decode
+from pillion.gateway.heads import items
 
 log = logging.getLogger(__name__)
 
@@ -16,10 +17,11 @@ CAPACITY = 512  # items of one request that wait for a slow client; what is more
 
 
 class Inbox:
-    """What came for one request and was not taken yet. Bounded; never holds up the reader."""
+    """What came for one life of a request and was not taken yet. Bounded; never holds up the reader."""
 
-    def __init__(self, request: str, capacity: int = CAPACITY) -> None:
+    def __init__(self, request: str, life: int = 0, capacity: int = CAPACITY) -> None:
         self.request = request
+        self.life = life
         self.replica = ""  # whose journal has the items
         self.lost = False  # items came that there was no room for
         self._items: deque[Tokens] = deque()
@@ -36,8 +38,9 @@ class Inbox:
         self._news.set()
 
     def refuse(self, refusal: Refusal) -> None:
-        self._refusal = refusal
-        self._news.set()
+        if refusal.life in (None, self.life):
+            self._refusal = refusal
+            self._news.set()
 
     async def take(self, seconds: float) -> list[Tokens] | Refusal:
         """All items that came, after waiting for the first. [] when none came in time, or some were lost."""
@@ -64,18 +67,23 @@ class Streams:
         self._tail = Tail(tail, keys.out(gateway), last="0-0")
         self._reads = reads
         self._keys = keys
-        self._inboxes: dict[str, Inbox] = {}
+        self._inboxes: dict[str, list[Inbox]] = {}  # several while a stream moves to another connection
         self.late = 0  # items for requests that are over
 
     def __len__(self) -> int:
         return len(self._inboxes)
 
-    def open(self, request: str) -> Inbox:
-        inbox = self._inboxes[request] = Inbox(request)
+    def open(self, request: str, life: int = 0) -> Inbox:
+        """From now on what comes for the request goes here too."""
+        inbox = Inbox(request, life)
+        self._inboxes.setdefault(request, []).append(inbox)
         return inbox
 
-    def close(self, request: str) -> None:
-        self._inboxes.pop(request, None)
+    def close(self, inbox: Inbox) -> None:
+        inboxes = self._inboxes[inbox.request]
+        inboxes.remove(inbox)
+        if not inboxes:
+            del self._inboxes[inbox.request]
 
     async def run(self) -> None:
         """An actor. Ends only by cancellation."""
@@ -83,23 +91,16 @@ class Streams:
             for entry in entries:
                 self._deliver(entry.payload)
 
-    async def missed(self, inbox: Inbox, *, finished: bool = False) -> list[Tokens]:
-        """All items of the request so far, from its record or its replica's journal. Raises RedisError.
+    async def missed(self, inbox: Inbox) -> list[Tokens]:
+        """All items of the request so far: its record's, and what its replica has journalled since.
 
-        `finished` looks at the record only, which is cheap, to find an end that was lost.
+        Raises RedisError.
         """
         record = await read_record(self._reads, self._keys, inbox.request)
-        if record is not None:
-            return [
-                Tokens(
-                    inbox.request, index, 0, choice.tokens, choice.finish, choice.stop_token,
-                    choice.cached, choice.logprobs, choice.error,
-                )
-                for index, choice in enumerate(record.choices)
-            ]  # fmt: skip
-        if finished or not inbox.replica:
-            return []
-        return await read_items(self._reads, self._keys, inbox.replica, (inbox.request,))
+        kept = [] if record is None else items(record)
+        if (record is not None and record.finished) or not inbox.replica:
+            return kept
+        return kept + await read_items(self._reads, self._keys, inbox.replica, (inbox.request,))
 
     def _deliver(self, payload: bytes) -> None:
         try:
@@ -109,12 +110,10 @@ class Streams:
             log.error("an entry of the out stream cannot be read: %s", error)
             return
         for item in output.items:
-            inbox = self._inboxes.get(item.request)
-            if inbox is None:
-                self.late += 1
-            else:
+            inboxes = self._inboxes.get(item.request, ())
+            self.late += not inboxes
+            for inbox in inboxes:
                 inbox.put(item, output.replica)
         for refusal in output.refusals:
-            inbox = self._inboxes.get(refusal.request)
-            if inbox is not None:
+            for inbox in self._inboxes.get(refusal.request, ()):
                 inbox.refuse(refusal)

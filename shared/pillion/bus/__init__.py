@@ -4,7 +4,7 @@ from pillion.bus.connection import UNREACHABLE, Connection, Denied, retrying
 from pillion.bus.keys import Keys
 from pillion.bus.lease import Lease
 from pillion.bus.scripts import LeaseLost
-from pillion.bus.streams import MAX_DELIVERIES, Entry, Group, Tail, TooLong, append, append_bounded
+from pillion.bus.streams import MAX_DELIVERIES, Entry, Group, Tail, append
 
 __all__ = [
     "MAX_DELIVERIES",
@@ -17,8 +17,6 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "Tail",
-    "TooLong",
     "append",
-    "append_bounded",
     "retrying",
 ]

@@ -150,3 +150,41 @@ end
 return id
 """
 )
+
+# A new request with its head. KEYS submit, head, and `once` where the client gave a key for it;
+# ARGV bound, payload, head, gateway, claim, ttl s, request id, former id.
+# Answers the entry's id (empty where an answer got lost and this ran before), the other request that has the
+# key, and whether there is room. With another, or without room, it does nothing.
+SUBMIT = Script("""
+local other = KEYS[3] and redis.call('GET', KEYS[3])
+if other and other ~= ARGV[7] and other ~= ARGV[8] then return {'', other, 1} end
+if redis.call('HGET', KEYS[2], 'claim') == ARGV[5] then return {'', '', 1} end
+if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'', '', 0} end
+redis.call('HSET', KEYS[2], 'head', ARGV[3], 'owner', ARGV[4], 'claim', ARGV[5], 'life', 0, 'parked', -1)
+redis.call('EXPIRE', KEYS[2], ARGV[6])
+if KEYS[3] then redis.call('SET', KEYS[3], ARGV[7], 'EX', ARGV[6]) end
+return {redis.call('XADD', KEYS[1], '*', 'e', ARGV[2]), '', 1}
+""")
+
+# The next life of a parked request, for another owner. KEYS submit, head, the former owner's `out`;
+# ARGV bound, payload, gateway, claim, ttl s, former life, word to the former owner or nothing.
+# Answers the entry's id (empty where this ran before), whether the request is the caller's (else another one
+# took it), and whether there is room.
+TAKE_UP = Script("""
+if redis.call('HGET', KEYS[2], 'claim') == ARGV[4] then return {'', 1, 1} end
+local now = redis.call('HMGET', KEYS[2], 'life', 'parked')
+if now[1] ~= ARGV[6] or now[2] ~= ARGV[6] then return {'', 0, 1} end
+if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'', 1, 0} end
+redis.call('HSET', KEYS[2], 'owner', ARGV[3], 'claim', ARGV[4], 'life', ARGV[6] + 1)
+redis.call('EXPIRE', KEYS[2], ARGV[5])
+if ARGV[7] ~= '' then redis.call('XADD', KEYS[3], 'NOMKSTREAM', '*', 'e', ARGV[7]) end
+return {redis.call('XADD', KEYS[1], '*', 'e', ARGV[2]), 1, 1}
+""")
+
+# Nothing is left of a request that never ran.
+# KEYS head, and `once` where the client gave a key; ARGV claim, request id.
+FORGET = Script("""
+if redis.call('HGET', KEYS[1], 'claim') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+if KEYS[2] and redis.call('GET', KEYS[2]) == ARGV[2] then redis.call('DEL', KEYS[2]) end
+return 1
+""")

@@ -27,22 +27,11 @@ class Entry:
     deliveries: int = 1  # how often it was handed out; more than MAX_DELIVERIES goes to the dead letters
 
 
-class TooLong(Exception):
-    """The stream holds as many entries as it may; the producer must refuse."""
-
-
 async def append(connection: Connection, key: str, payload: bytes, maxlen: int | None = None) -> str:
     """Adds an entry and answers its id. `maxlen` trims (about) to that length, where that is allowed."""
     trim = () if maxlen is None else ("MAXLEN", "~", maxlen)
     identity: bytes = await connection.call("XADD", key, *trim, "*", "e", payload)
     return identity.decode()
-
-
-async def append_bounded(connection: Connection, key: str, payload: bytes, bound: int) -> str:
-    """Adds an entry to a stream that is never trimmed. Raises TooLong instead of growing past `bound`."""
-    if await connection.call("XLEN", key) >= bound:
-        raise TooLong(f"{key} holds {bound} entries")
-    return await append(connection, key, payload)
 
 
 def _entries(answer: Any) -> list[Entry]:

@@ -127,6 +127,7 @@ class Refusal(Struct, frozen=True):
     param: str | None = None
     code: str | None = None
     retry_after: float | None = None  # seconds
+    life: int | None = None  # the only one of the request's that it is for
 
 
 class StepOutput(Struct, frozen=True):

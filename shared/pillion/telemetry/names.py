@@ -78,6 +78,11 @@ SLO_REQUESTS = Metric(
     "Requests that met or missed a target.",
     ("target", "met"),
 )
+RESUMED = Metric(
+    "pillion_resumed_total", "counter", "user",
+    "Requests gone on with for a client that came back, by how they stood: parked, running or finished.",
+    ("stood",),
+)  # fmt: skip
 IGNORED_KEYS = Metric(
     "pillion_ignored_keys_total", "counter", "user", "Unknown keys inside messages that were ignored."
 )

@@ -2,6 +2,11 @@
 
 from typing import Any
 
+# Codes that decide how a request goes on.
+CANCELLED = "cancelled"
+BUS_GONE = "bus_unavailable"
+MOVED = "stream_moved"
+
 
 class ApiError(Exception):
     """Ends a request with an HTTP status. Messages name fields and limits, never the user's text."""
@@ -37,3 +42,21 @@ def bad(param: str | None, message: str, code: str | None = None) -> ApiError:
 def unavailable(code: str, message: str, retry_after: float = 1.0) -> ApiError:
     """A 503: the request is in order, but nothing can run it now. `code` is for machines."""
     return ApiError(503, message, type="service_unavailable", code=code, retry_after=retry_after)
+
+
+def too_long() -> ApiError:
+    return ApiError(
+        504, "The request took longer than the server allows.", type="server_error", code="request_timeout"
+    )
+
+
+def cancelled() -> ApiError:
+    return ApiError(499, "The request was cancelled.", type="server_error", code=CANCELLED)
+
+
+def moved() -> ApiError:
+    return ApiError(409, "The stream goes on in another connection.", code=MOVED)
+
+
+def bus_gone() -> ApiError:
+    return unavailable(BUS_GONE, "The message bus cannot be reached.", 2.0)

@@ -1,0 +1,299 @@
+"""Streams that outlive their gateway and their client, on a real stack with two gateways."""
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pillion.bus import Connection, Keys
+
+BIASED = "é€"  # characters of two and of three bytes; the model's tokens are single bytes
+TOKENS = 40
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": TOKENS}
+TEXT: dict[str, Any] = {"prompt": "ab", "max_tokens": TOKENS}
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a chat": ("chat/completions", CHAT | {"stream_options": {"include_usage": True}}),
+    "a chat of three": (
+        "chat/completions", CHAT | {"max_tokens": 16, "n": 3, "logprobs": True, "top_logprobs": 2},
+    ),
+    "a completion that a stop string ends": (
+        "completions", TEXT | {"logprobs": 1, "echo": True, "stop": True, "return_token_ids": True},
+    ),
+    "a completion of three with stop strings": (
+        "completions",
+        TEXT | {"max_tokens": 16, "n": 3, "stop": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+}  # fmt: skip
+
+Event = tuple[str | None, bytes]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Stack:
+    """A real stack with two gateways, and clients that leave."""
+
+    def __init__(self, running: Any, session: aiohttp.ClientSession) -> None:
+        self.running = running
+        self.session = session
+        self.ports = [free_port(), free_port()]
+        self.metrics = free_port()
+        self.executor = running.start("executor")
+        running.start("admission")
+        running.start("scheduler", metrics_port=self.metrics)
+        self.gateways = [running.start("gateway", port=port) for port in self.ports]
+
+    def url(self, gateway: int) -> str:
+        return f"http://127.0.0.1:{self.ports[gateway]}"
+
+    async def ready(self) -> None:
+        deadline = time.monotonic() + 90
+        for gateway in (0, 1):
+            while True:
+                try:
+                    async with self.session.get(self.url(gateway) + "/health/ready") as response:
+                        if response.status == 200:
+                            break
+                except aiohttp.ClientError:
+                    pass
+                assert time.monotonic() < deadline, self.running.log("gateway")
+                await asyncio.sleep(0.05)
+
+    async def metric(self, name: str, port: int | None = None) -> float:
+        """The sum over all labels; `name` may go on into them."""
+        async with self.session.get(f"http://127.0.0.1:{port or self.metrics}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return sum(float(line.split()[-1]) for line in lines if re.match(re.escape(name) + r"[ {,]", line))
+
+    async def idle(self) -> None:
+        """Until no slot and no block is held."""
+        async with asyncio.timeout(20):
+            for held in ("pillion_sequences", 'pillion_blocks{state="referenced"}'):
+                while await self.metric(held):
+                    await asyncio.sleep(0.02)
+
+    async def start(self, path: str, body: dict[str, Any], gateway: int = 0, **headers: str) -> "Stream":
+        url = f"{self.url(gateway)}/v1/{path}"
+        return Stream(await self.session.post(url, json=body | {"stream": True}, headers=headers))
+
+    async def go_on(self, identity: str, last: str | None, gateway: int = 1) -> "Stream":
+        """Patient, as a client is whose gateway has just died."""
+        headers = {} if last is None else {"Last-Event-ID": last}
+        async with asyncio.timeout(30):
+            while True:
+                response = await self.session.get(
+                    f"{self.url(gateway)}/v1/streams/{identity}", headers=headers
+                )
+                if response.status != 503:
+                    return Stream(response)
+                response.close()
+                await asyncio.sleep(0.1)
+
+
+class Stream:
+    """One connection's."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        assert response.status == 200, response
+        self.response = response
+        self.events: list[Event] = []
+
+    @property
+    def identity(self) -> str:
+        return self.response.headers["x-request-id"]
+
+    async def next(self) -> bool:
+        """The next event; False at the end."""
+        block = await self.response.content.readuntil(b"\n\n")
+        if not block:
+            return False
+        match = re.fullmatch(rb"(?:: .*\n)*(?:id: (\S+)\n)?data: (.*)\n\n", block)
+        assert match, block
+        self.events.append((match[1].decode() if match[1] else None, match[2]))
+        return True
+
+    async def rest(self) -> list[Event]:
+        while await self.next():
+            pass
+        return self.events
+
+
+def same(events: list[Event]) -> list[tuple[str | None, Any]]:
+    """Less what differs between two runs of one request: its id and its time."""
+    return [
+        (id, data if data == b"[DONE]" else json.dumps(json.loads(data) | {"id": "", "created": 0}))
+        for id, data in events
+    ]
+
+
+def by_choice(events: list[Event]) -> dict[int, list[Any]]:
+    """The choices' events, each one's in order: how several choices interleave is nobody's promise."""
+    result: dict[int, list[Any]] = {}
+    for _, data in events:
+        body = {} if data == b"[DONE]" else json.loads(data)
+        parts = body.get("choices") or [{"index": -1}]
+        result.setdefault(parts[0]["index"], []).append(
+            parts[0] if parts[0]["index"] >= 0 else body.get("usage", data)
+        )
+    return result
+
+
+def late(text: str) -> str:
+    """The shortest piece of the text's middle that does not come before it."""
+    middle = len(text) // 2
+    return next(
+        text[middle:end] for end in range(middle + 1, len(text)) if text.find(text[middle:end]) == middle
+    )
+
+
+@pytest.fixture
+async def stack(processes: Any, tiny_model: Any) -> AsyncIterator[Stack]:
+    running = processes(
+        model=tiny_model("llama3"), served_model_name="tiny", dtype="float32", block_size=16,
+        num_kv_blocks=256, lease_seconds=1.0,
+    )  # fmt: skip
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        stack = Stack(running, session)
+        await stack.ready()
+        yield stack
+
+
+async def biased(stack: Stack, body: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The body such that its answer is of characters of several bytes, whole and broken ones."""
+    async with stack.session.post(stack.url(0) + "/tokenize", json={"prompt": BIASED}) as response:
+        tokens = (await response.json())["tokens"]
+    bias = dict.fromkeys(map(str, tokens), 100)
+    return body | {"logit_bias": bias, "temperature": 2.0, "seed": seed, "ignore_eos": True}
+
+
+@pytest.mark.timeout(150)
+async def test_a_stream_cut_at_every_event_goes_on_elsewhere_to_the_same_bytes(stack: Stack) -> None:
+    cuts, salts = 0, iter(range(10**6))
+    for path, asked in FORMS.values():
+        body = await biased(stack, asked, seed=11)
+        if body.pop("stop", None):
+            # A string of its own answer, so that it is found after some tokens.
+            whole = await (await stack.start(path, body)).rest()
+            text = "".join(part["text"] for part in by_choice(whole)[0]).removeprefix("ab")
+            body["stop"] = [late(text)]
+
+        def salted(body: dict[str, Any] = body) -> dict[str, Any]:
+            return body | {"cache_salt": f"s{next(salts)}"}  # no run finds another's prefix
+
+        golden = await (await stack.start(path, salted())).rest()
+        assert golden[-1][1] == b"[DONE]"
+        assert len(golden) > TOKENS / 4
+        texts = b"".join(data for _, data in golden).decode()
+        assert re.search("[^\x00-\x7f\ufffd]", texts), "the condition: characters of several tokens"
+        assert "\ufffd" in texts, "the condition: broken ones"
+        for at in range(1, len(golden)):
+            first = await stack.start(path, salted())
+            for _ in range(at):
+                assert await first.next()
+            first.response.close()
+            second = await stack.go_on(first.identity, first.events[-1][0])
+            assert second.identity == first.identity
+            both = first.events + await second.rest()
+            if body.get("n", 1) == 1:
+                assert same(both) == same(golden), at
+            else:
+                assert len(both) == len(golden)
+                assert by_choice(both) == by_choice(golden), at
+            names = {json.loads(data)["id"] for _, data in both if data != b"[DONE]"}
+            assert len(names) == 1
+            cuts += 1
+    resumed = await stack.metric("pillion_resumed_total", stack.ports[1])
+    parked = await stack.metric("pillion_parked_total")
+    assert resumed == cuts
+    assert parked > cuts / 4, "the condition: streams were cut in mid-decode"
+    await stack.idle()
+
+
+async def test_a_killed_gateways_streams_go_on_at_another_one(stack: Stack) -> None:
+    long = 500
+    asked = {
+        "chat/completions": CHAT | {"max_tokens": long, "ignore_eos": True, "seed": 3},
+        "completions": TEXT | {"max_tokens": long, "ignore_eos": True, "seed": 4, "n": 2},
+    }
+    golden = {path: await (await stack.start(path, body)).rest() for path, body in asked.items()}
+    whole = TEXT | {"max_tokens": long, "ignore_eos": True, "seed": 5}
+    async with stack.session.post(stack.url(0) + "/v1/completions", json=whole) as response:
+        wanted = await response.json()
+
+    streams = {path: await stack.start(path, body) for path, body in asked.items()}
+    key = {"Idempotency-Key": "a key"}
+    waiting = asyncio.create_task(
+        stack.session.post(stack.url(0) + "/v1/completions", json=whole, headers=key)
+    )
+    for stream in streams.values():
+        for _ in range(20):
+            assert await stream.next()
+    while await stack.metric("pillion_requests_running", stack.ports[0]) < 3:
+        await asyncio.sleep(0.01)
+    stack.executor.send_signal(signal.SIGSTOP)  # nothing ends meanwhile
+    owner = stack.gateways[0]
+    owner.kill()
+    assert await asyncio.to_thread(owner.wait, 10) == -signal.SIGKILL
+    with pytest.raises(aiohttp.ClientError):
+        await waiting
+    for stream in streams.values():
+        with pytest.raises(aiohttp.ClientError):
+            await stream.rest()
+        assert 20 <= len(stream.events) < long, "the condition: it was cut in mid-decode"
+    stack.executor.send_signal(signal.SIGCONT)
+
+    for path, stream in streams.items():
+        rest = await (await stack.go_on(stream.identity, stream.events[-1][0])).rest()
+        assert by_choice(stream.events + rest) == by_choice(golden[path])
+    # A client may also send its POST again.
+    async with stack.session.post(stack.url(1) + "/v1/completions", json=whole, headers=key) as response:
+        assert response.status == 200
+        again = await response.json()
+    assert (again["choices"], again["usage"]) == (wanted["choices"], wanted["usage"])
+    assert await stack.metric("pillion_resumed_total", stack.ports[1]) == 3
+
+
+async def test_what_nobody_asks_for_is_parked_and_waits(stack: Stack, valkey: Any) -> None:
+    body = CHAT | {"max_tokens": 1500, "ignore_eos": True, "seed": 3}
+    golden = await (await stack.start("chat/completions", body)).rest()
+    # Its client is gone.
+    first = await stack.start("chat/completions", body)
+    for _ in range(20):
+        assert await first.next()
+    first.response.close()
+    await stack.idle()
+    assert await stack.metric("pillion_parked_total") == 1
+    # Its gateway is gone.
+    second = await stack.start("chat/completions", body, 0)
+    for _ in range(20):
+        assert await second.next()
+    stack.executor.send_signal(signal.SIGSTOP)  # nothing ends meanwhile
+    stack.gateways[0].kill()
+    connection, keys = Connection(valkey.url, "test"), Keys("default")
+    owner = await connection.call("HGET", keys.stream(second.identity), "owner")
+    await connection.call("DEL", keys.lease(f"gateway:{owner.decode()}"))  # as in ten seconds
+    await connection.close()
+    async with asyncio.timeout(60):
+        while await stack.metric("pillion_parked_total") < 2:
+            await asyncio.sleep(0.1)
+    stack.executor.send_signal(signal.SIGCONT)
+    await stack.idle()
+    assert "is gone, 1 of its requests are parked" in stack.running.log("scheduler")
+    # Both go on.
+    for stream in (first, second):
+        rest = await (await stack.go_on(stream.identity, stream.events[19][0])).rest()
+        assert len(rest) == len(golden) - 20
+        assert same(stream.events[:20] + rest) == same(golden)
+    assert await stack.metric('pillion_resumed_total{stood="parked"}', stack.ports[1]) == 2

@@ -1,6 +1,7 @@
 """Streams that outlive their gateway and their client, on a real stack with two gateways."""
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -15,7 +16,8 @@ import pytest
 from pillion.bus import Connection, Keys
 
 BIASED = "é€"  # characters of two and of three bytes; the model's tokens are single bytes
-TOKENS = 40
+TOKENS, LONG = 40, 500
+KEY = {"Idempotency-Key": "a key"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": TOKENS}
 TEXT: dict[str, Any] = {"prompt": "ab", "max_tokens": TOKENS}
 FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,10 +38,12 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 Event = tuple[str | None, bytes]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:  # held together, so that they differ
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 class Stack:
@@ -48,8 +52,7 @@ class Stack:
     def __init__(self, running: Any, session: aiohttp.ClientSession) -> None:
         self.running = running
         self.session = session
-        self.ports = [free_port(), free_port()]
-        self.metrics = free_port()
+        *self.ports, self.metrics = free_ports(3)
         self.executor = running.start("executor")
         running.start("admission")
         running.start("scheduler", metrics_port=self.metrics)
@@ -84,22 +87,18 @@ class Stack:
                 while await self.metric(held):
                     await asyncio.sleep(0.02)
 
-    async def start(self, path: str, body: dict[str, Any], gateway: int = 0, **headers: str) -> "Stream":
-        url = f"{self.url(gateway)}/v1/{path}"
-        return Stream(await self.session.post(url, json=body | {"stream": True}, headers=headers))
+    async def whole(self, gateway: int, body: dict[str, Any], **headers: str) -> Any:
+        url = f"{self.url(gateway)}/v1/completions"
+        async with self.session.post(url, json=body, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            return await response.json()
 
-    async def go_on(self, identity: str, last: str | None, gateway: int = 1) -> "Stream":
-        """Patient, as a client is whose gateway has just died."""
-        headers = {} if last is None else {"Last-Event-ID": last}
-        async with asyncio.timeout(30):
-            while True:
-                response = await self.session.get(
-                    f"{self.url(gateway)}/v1/streams/{identity}", headers=headers
-                )
-                if response.status != 503:
-                    return Stream(response)
-                response.close()
-                await asyncio.sleep(0.1)
+    async def start(self, path: str, body: dict[str, Any]) -> "Stream":
+        return Stream(await self.session.post(f"{self.url(0)}/v1/{path}", json=body | {"stream": True}))
+
+    async def go_on(self, identity: str, last: str) -> "Stream":
+        url = f"{self.url(1)}/v1/streams/{identity}"
+        return Stream(await self.session.get(url, headers={"Last-Event-ID": last}))
 
 
 class Stream:
@@ -113,6 +112,15 @@ class Stream:
     @property
     def identity(self) -> str:
         return self.response.headers["x-request-id"]
+
+    @property
+    def last(self) -> str:
+        """The last event's id."""
+        return next(id for id, _ in reversed(self.events) if id is not None)
+
+    async def some(self, count: int) -> None:
+        for _ in range(count):
+            assert await self.next()
 
     async def next(self) -> bool:
         """The next event; False at the end."""
@@ -200,10 +208,9 @@ async def test_a_stream_cut_at_every_event_goes_on_elsewhere_to_the_same_bytes(s
         assert "\ufffd" in texts, "the condition: broken ones"
         for at in range(1, len(golden)):
             first = await stack.start(path, salted())
-            for _ in range(at):
-                assert await first.next()
+            await first.some(at)
             first.response.close()
-            second = await stack.go_on(first.identity, first.events[-1][0])
+            second = await stack.go_on(first.identity, first.last)
             assert second.identity == first.identity
             both = first.events + await second.rest()
             if body.get("n", 1) == 1:
@@ -221,79 +228,67 @@ async def test_a_stream_cut_at_every_event_goes_on_elsewhere_to_the_same_bytes(s
     await stack.idle()
 
 
-async def test_a_killed_gateways_streams_go_on_at_another_one(stack: Stack) -> None:
-    long = 500
-    asked = {
-        "chat/completions": CHAT | {"max_tokens": long, "ignore_eos": True, "seed": 3},
-        "completions": TEXT | {"max_tokens": long, "ignore_eos": True, "seed": 4, "n": 2},
-    }
-    golden = {path: await (await stack.start(path, body)).rest() for path, body in asked.items()}
-    whole = TEXT | {"max_tokens": long, "ignore_eos": True, "seed": 5}
-    async with stack.session.post(stack.url(0) + "/v1/completions", json=whole) as response:
-        wanted = await response.json()
+@pytest.mark.timeout(150)
+async def test_streams_outlive_their_client_and_their_killed_gateway(stack: Stack, valkey: Any) -> None:
+    chat = CHAT | {"max_tokens": LONG, "ignore_eos": True, "seed": 3}
+    two = TEXT | {"max_tokens": LONG, "ignore_eos": True, "seed": 4, "n": 2}
+    whole = TEXT | {"max_tokens": LONG, "ignore_eos": True, "seed": 5}
+    wanted_chat = await (await stack.start("chat/completions", chat)).rest()
+    wanted_two = await (await stack.start("completions", two)).rest()
+    wanted_whole = await stack.whole(0, whole)
 
-    streams = {path: await stack.start(path, body) for path, body in asked.items()}
-    key = {"Idempotency-Key": "a key"}
-    waiting = asyncio.create_task(
-        stack.session.post(stack.url(0) + "/v1/completions", json=whole, headers=key)
-    )
-    for stream in streams.values():
-        for _ in range(20):
-            assert await stream.next()
-    while await stack.metric("pillion_requests_running", stack.ports[0]) < 3:
+    # A client goes away: slot and blocks are free.
+    left = await stack.start("chat/completions", chat)
+    await left.some(20)
+    left.response.close()
+    await stack.idle()
+    assert await stack.metric("pillion_parked_total") == 1
+
+    # A gateway is killed in mid-decode; nothing goes on while the executor stands still.
+    running = await stack.start("chat/completions", chat)
+    several = await stack.start("completions", two)
+    late = await stack.start("chat/completions", chat)
+    waiting = asyncio.create_task(stack.whole(0, whole, **KEY))
+    for stream in (running, several, late):
+        await stream.some(20)
+    while await stack.metric("pillion_requests_running", stack.ports[0]) < 4:
         await asyncio.sleep(0.01)
-    stack.executor.send_signal(signal.SIGSTOP)  # nothing ends meanwhile
+    stack.executor.send_signal(signal.SIGSTOP)
     owner = stack.gateways[0]
     owner.kill()
     assert await asyncio.to_thread(owner.wait, 10) == -signal.SIGKILL
-    with pytest.raises(aiohttp.ClientError):
-        await waiting
-    for stream in streams.values():
+    for stream in (running, several, late):
         with pytest.raises(aiohttp.ClientError):
             await stream.rest()
-        assert 20 <= len(stream.events) < long, "the condition: it was cut in mid-decode"
-    stack.executor.send_signal(signal.SIGCONT)
+        assert 20 <= len(stream.events) < LONG, "the condition: it was cut in mid-decode"
+    with pytest.raises(aiohttp.ClientError):
+        await waiting
 
-    for path, stream in streams.items():
-        rest = await (await stack.go_on(stream.identity, stream.events[-1][0])).rest()
-        assert by_choice(stream.events + rest) == by_choice(golden[path])
-    # A client may also send its POST again.
-    async with stack.session.post(stack.url(1) + "/v1/completions", json=whole, headers=key) as response:
-        assert response.status == 200
-        again = await response.json()
-    assert (again["choices"], again["usage"]) == (wanted["choices"], wanted["usage"])
-    assert await stack.metric("pillion_resumed_total", stack.ports[1]) == 3
-
-
-async def test_what_nobody_asks_for_is_parked_and_waits(stack: Stack, valkey: Any) -> None:
-    body = CHAT | {"max_tokens": 1500, "ignore_eos": True, "seed": 3}
-    golden = await (await stack.start("chat/completions", body)).rest()
-    # Its client is gone.
-    first = await stack.start("chat/completions", body)
-    for _ in range(20):
-        assert await first.next()
-    first.response.close()
-    await stack.idle()
-    assert await stack.metric("pillion_parked_total") == 1
-    # Its gateway is gone.
-    second = await stack.start("chat/completions", body, 0)
-    for _ in range(20):
-        assert await second.next()
-    stack.executor.send_signal(signal.SIGSTOP)  # nothing ends meanwhile
-    stack.gateways[0].kill()
+    # Most clients come back at once: they need not wait until the gateway is known to be dead.
+    back = [(stream, await stack.go_on(stream.identity, stream.last)) for stream in (running, several)]
+    again = asyncio.create_task(stack.whole(1, whole, **KEY))
+    # One waits for longer: its request is parked for it.
     connection, keys = Connection(valkey.url, "test"), Keys("default")
-    owner = await connection.call("HGET", keys.stream(second.identity), "owner")
-    await connection.call("DEL", keys.lease(f"gateway:{owner.decode()}"))  # as in ten seconds
+    name = await connection.call("HGET", keys.stream(late.identity), "owner")
+    await connection.call("DEL", keys.lease(f"gateway:{name.decode()}"))  # as in ten seconds
     await connection.close()
     async with asyncio.timeout(60):
-        while await stack.metric("pillion_parked_total") < 2:
-            await asyncio.sleep(0.1)
-    stack.executor.send_signal(signal.SIGCONT)
-    await stack.idle()
+        while await stack.metric("pillion_parked_total") < 5:
+            await asyncio.sleep(0.05)
     assert "is gone, 1 of its requests are parked" in stack.running.log("scheduler")
-    # Both go on.
-    for stream in (first, second):
-        rest = await (await stack.go_on(stream.identity, stream.events[19][0])).rest()
-        assert len(rest) == len(golden) - 20
-        assert same(stream.events[:20] + rest) == same(golden)
-    assert await stack.metric('pillion_resumed_total{stood="parked"}', stack.ports[1]) == 2
+    stack.executor.send_signal(signal.SIGCONT)
+
+    back += [(stream, await stack.go_on(stream.identity, stream.last)) for stream in (late, left)]
+    for stream, resumed in back:
+        assert resumed.identity == stream.identity
+        both = stream.events + await resumed.rest()
+        if stream is several:
+            assert by_choice(both) == by_choice(wanted_two)
+        else:
+            assert same(both) == same(wanted_chat)
+    answer = await again
+    assert (answer["choices"], answer["usage"]) == (wanted_whole["choices"], wanted_whole["usage"])
+    stood = {name: await stack.metric(f'pillion_resumed_total{{stood="{name}"}}', stack.ports[1])
+             for name in ("running", "parked", "finished")}  # fmt: skip
+    assert stood == {"running": 3, "parked": 2, "finished": 0}
+    await stack.idle()

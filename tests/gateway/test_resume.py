@@ -607,3 +607,21 @@ async def test_the_resumed_spans_are_linked_to_the_first(start: Any, reader: Any
     assert one.context.trace_id != two.context.trace_id
     assert [link.context.span_id for link in two.links] == [one.context.span_id]
     assert again.traceparent.split("-")[2] == f"{two.context.span_id:016x}"
+
+
+async def test_what_was_accepted_waits_where_nothing_is_ready(start: Any, reader: Any, until: Any) -> None:
+    stack = await start()
+    first = await reader(stack).ask()
+    request = await stack.driver.request()
+    await brought(stack, request, 100)
+    await first.read(2)
+    first.leave()
+    await stack.driver.cancel()
+    await stack.driver.park(request, ChoiceRecord((100,), ""))
+    await stack.driver.tell(state="unready", reason="the executor is away")
+    await until(lambda: not stack.gateway.state.verdict().ready)
+    second = await reader(stack).go_on(request.id, first.last)
+    again = await stack.driver.request()
+    await brought(stack, again, 101, at=1, finish="length")
+    await second.rest()
+    assert contents(second.events) == [101]

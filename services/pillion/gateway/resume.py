@@ -16,7 +16,6 @@ from pillion.gateway.account import Account
 from pillion.gateway.answers import Answer
 from pillion.gateway.call import Call, running
 from pillion.gateway.heads import Once, Standing
-from pillion.gateway.model import Model
 from pillion.gateway.protocol.errors import ApiError, bad, bus_gone, cancelled, too_long, unavailable
 from pillion.gateway.reply import reply
 from pillion.gateway.state import Sender, State
@@ -81,7 +80,7 @@ async def resume(state: State, http: web.Request, sender: Sender, standing: Stan
         delivered = position.decode(last, len(answer.choices))
     stood = "finished" if standing.finished else "parked" if standing.parked else "running"
     with state.accounts.span(head.output.form, model.name, sender.span, head.request.traceparent) as span:
-        standing = await _left_alone(state, model, standing)
+        standing = await _left_alone(state, standing)
         known = await state.texter(lambda: answer.replay(standing.items(), delivered))
         _end(answer, standing)
         request = msgspec.structs.replace(
@@ -101,15 +100,18 @@ async def resume(state: State, http: web.Request, sender: Sender, standing: Stan
             return await reply(http, call, running(call, account, begin), known)
 
 
-async def _left_alone(state: State, model: Model, standing: Standing) -> Standing:
+async def _left_alone(state: State, standing: Standing) -> Standing:
     """The request once it has ended or is parked, which is asked for while another connection has it.
 
-    Raises ApiError: 503 if that does not come about, or nothing can run it here.
+    Raises ApiError: 503 if that does not come about, or this gateway goes down. Whether a replica is ready
+    does not matter: the request was accepted, and waits.
     """
     patience = clock.monotonic() + PATIENCE
     asked = -1
     while not standing.finished:
-        state.ready(model)  # else it is left to those who have it
+        if state.draining:
+            verdict = state.verdict()
+            raise unavailable(verdict.reason, verdict.message, 1.0)
         if standing.parked:
             break
         identity, life = standing.head.request.id, standing.life

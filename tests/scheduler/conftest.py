@@ -246,8 +246,8 @@ class Drive:
         self.times: dict[tuple[str, int], list[float]] = {}
         self.arrived: dict[str, float] = {}
         self.most_in_flight = 0
-        self.holders: dict[int, tuple[str, int]] = {}  # by slot
-        self.named: dict[int, set[tuple[str, int]]] = {}  # by step
+        self.holders: dict[int, tuple[str, int, int]] = {}  # request, life and choice by slot
+        self.named: dict[int, set[tuple[str, int, int]]] = {}  # by step
         if connect:
             self.connect()
 
@@ -278,8 +278,9 @@ class Drive:
         """A sequence takes a slot only after every plan that names it has returned."""
         in_flight = set().union(*(self.named[other.step] for other in self.in_flight))
         for take in plan.take:
-            assert (take.request.id, take.choice) not in in_flight
-            self.holders[take.slot] = take.request.id, take.choice
+            holder = take.request.id, take.request.life, take.choice
+            assert holder not in in_flight
+            self.holders[take.slot] = holder
         self.named[plan.step] = {self.holders[slot] for slot in plan.slots}
 
     def _item(self, item) -> None:

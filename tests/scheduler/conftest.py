@@ -246,8 +246,10 @@ class Drive:
         self.times: dict[tuple[str, int], list[float]] = {}
         self.arrived: dict[str, float] = {}
         self.most_in_flight = 0
-        self.holders: dict[int, tuple[str, int, int]] = {}  # request, life and choice by slot
-        self.named: dict[int, set[tuple[str, int, int]]] = {}  # by step
+        self.holders: dict[int, tuple[str, int]] = {}  # by slot
+        self.lives: dict[int, int] = {}  # of the holders' requests
+        self.named: dict[int, set[tuple[str, int]]] = {}  # by step
+        self._busy: dict[int, set[tuple[str, int, int]]] = {}  # by step, lives apart
         if connect:
             self.connect()
 
@@ -276,12 +278,13 @@ class Drive:
 
     def _name(self, plan: Plan) -> None:
         """A sequence takes a slot only after every plan that names it has returned."""
-        in_flight = set().union(*(self.named[other.step] for other in self.in_flight))
+        in_flight = set().union(*(self._busy[other.step] for other in self.in_flight))
         for take in plan.take:
-            holder = take.request.id, take.request.life, take.choice
-            assert holder not in in_flight
-            self.holders[take.slot] = holder
+            holder = take.request.id, take.choice
+            assert (*holder, take.request.life) not in in_flight
+            self.holders[take.slot], self.lives[take.slot] = holder, take.request.life
         self.named[plan.step] = {self.holders[slot] for slot in plan.slots}
+        self._busy[plan.step] = {(*self.holders[slot], self.lives[slot]) for slot in plan.slots}
 
     def _item(self, item) -> None:
         stream = self.streams.setdefault((item.request, item.choice), Stream())

@@ -7,7 +7,7 @@ import pytest
 
 from pillion.bus import append
 from pillion.bus.journal import read_record
-from pillion.contracts.entries import Cancel, Request, encode
+from pillion.contracts.entries import Cancel, Request, Spent, Usage, decode, encode
 from tests.bus_client import KEYS, client, request
 
 
@@ -50,6 +50,45 @@ async def test_tokens_are_journalled_published_and_folded(valkey, stack):
         assert record is not None
         assert list(record.choices[0].tokens) == one.tokens("a")
         assert await one.left() == (0, 0)
+
+
+async def test_admission_is_told_of_first_tokens_and_of_what_was_used(valkey, stack):
+    stack.start("scheduler")
+    async with client(valkey.url) as one:
+        await one.ready()
+        long, both = request("long", length=40, output=9), request("both", length=20, output=1, n=2)
+        await one.send(long)
+        await one.until(lambda: bool(one.finish("long")))
+        again = Request(**{**fields(long), "id": "again"})
+        await one.send(again, both)
+        await one.until(lambda: bool(one.finish("again") and one.finish("both")))
+        rows = await one.connection.call("XRANGE", KEYS.usage, "-", "+")
+        told = [decode(row[1][1], Usage) for row in rows]
+        firsts = [first for usage in told for first in usage.first]
+        assert sorted(name for name, _ in firsts) == ["again", "both", "long"]
+        assert all(0 < seconds < 600 for _, seconds in firsts)
+        ended = {spent.request: spent for usage in told for spent in usage.ended}
+        assert ended["long"] == Spent("long", 40, 9)
+        assert ended["again"] == Spent("again", 40 - 32, 9)  # two blocks of 16 were cached
+        assert ended["both"] == Spent("both", 2 * (20 - 16), 2)
+        assert len(rows) <= 5  # no entry for steps that bring only more tokens
+
+
+async def test_a_refused_request_is_told_to_admission_too(valkey, stack):
+    stack.start("scheduler")
+    async with client(valkey.url) as one:
+        await one.ready()
+        await one.send(request("long", length=5000, output=9))
+        await one.until(lambda: bool(one.refusals))
+        rows: list = []
+
+        async def read() -> None:
+            rows[:] = await one.connection.call("XRANGE", KEYS.usage, "-", "+")
+
+        async with asyncio.timeout(20):
+            while not rows:
+                await read()
+        assert decode(rows[0][1][1], Usage).ended == (Spent("long"),)
 
 
 async def test_a_killed_scheduler_goes_on_with_the_same_tokens(valkey, stack):

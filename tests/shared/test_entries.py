@@ -19,15 +19,17 @@ from pillion.contracts.entries import (
     Refusal,
     Request,
     Sampling,
+    Spent,
     StepOutput,
     TokenLogprob,
     Tokens,
     UnknownSchema,
+    Usage,
     decode,
     encode,
 )
 
-STORED = (Request, Cancel, StepOutput, Record, Heartbeat)
+STORED = (Request, Cancel, StepOutput, Record, Heartbeat, Usage)
 
 text = st.text(max_size=12)
 number = st.integers(-(2**63), 2**63 - 1)
@@ -73,7 +75,11 @@ STRATEGIES = {
     Record: st.builds(Record, text, st.lists(choices, max_size=3).map(tuple)),
     Heartbeat: st.builds(
         Heartbeat, name, count, text, text, some(facts), entry_id, count, count, seconds, count, count, count,
-        share, count, seconds,
+        share, count, seconds, count, seconds,
+    ),
+    Usage: st.builds(
+        Usage, name, st.lists(st.tuples(name, seconds), max_size=3).map(tuple),
+        st.lists(st.builds(Spent, name, count, count), max_size=3).map(tuple),
     ),
 }  # fmt: skip
 

@@ -15,6 +15,20 @@ class Allowance:
     decodes: int  # of which at most so many decodes
 
 
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What full steps carry, by the cost model."""
+
+    prefill_rate: float  # prompt tokens/s beside the decodes that run now
+    seats: int  # decodes that fit in the time target, beside the prompts' minimum share
+    step_seconds: float
+
+
+UNKNOWN = Outlook(0.0, 0, 0.0)
+_LEARNED = 3  # steps after which the cost model is believed
+_CONTEXT = 256  # positions of a decode, where none runs to tell
+
+
 class Budget:
     """The largest multiple of the tile whose predicted time keeps the target, if there is one."""
 
@@ -48,6 +62,30 @@ class Budget:
             # The rows up to the next tile cost nothing.
             tokens = min(-(-(decodes + share) // self.tile) * self.tile, self._most)
         return Allowance(tokens, min(decodes, max(tokens - share, 1)))
+
+    def outlook(self, decodes: int, context: int, slots: int) -> Outlook:
+        """`context`: the decodes' positions in all; `slots`: the most sequences that may run."""
+        if self.cost.steps < _LEARNED:
+            return UNKNOWN
+        allowed = self.allow(decodes, context, 0)
+        chunk = allowed.tokens - allowed.decodes
+        seconds = max(self.cost.predict(allowed.tokens, context + chunk * chunk / 2), 1e-6)
+        mean = context / decodes if decodes else _CONTEXT
+        low, high = 1, slots
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._keeps(middle, int(middle * mean)):
+                low = middle
+            else:
+                high = middle - 1
+        return Outlook(chunk / seconds, low, seconds)
+
+    def _keeps(self, decodes: int, context: int) -> bool:
+        """Whether so many decodes get a token each step, within the target, with prompts beside them."""
+        allowed = self.allow(decodes, context, 0)
+        chunk = allowed.tokens - allowed.decodes
+        seconds = self.cost.predict(allowed.tokens, context + chunk * chunk / 2)
+        return allowed.decodes == decodes and seconds <= self._target
 
     def _within(self, seconds: float, decodes: int, context: int, start: int) -> int:
         tile = self.tile

@@ -12,7 +12,7 @@ from pillion.contracts.entries import Facts, Refusal, Request, Tokens
 
 from . import policies
 from .blocks import Pool
-from .budget import Budget
+from .budget import UNKNOWN, Budget
 from .messages import (
     Cancelled,
     Command,
@@ -107,7 +107,6 @@ class Core:
         self._started = 0.0  # when the oldest step in flight began, as far as is known
         self._lead = LEAD_MIN
         self._woken_at: float | None = None
-        self._last: Plan | None = None
 
     # --- events ------------------------------------------------------------------------------------
 
@@ -455,7 +454,6 @@ class Core:
                 pipelined=bool(self._flights),
             )
         )
-        self._last = plan
         return plan
 
     def _adjust_lead(self, idle: float, flight: Flight) -> None:
@@ -483,9 +481,13 @@ class Core:
 
     def snapshot(self, now: float = 0.0) -> Snapshot:
         """`now` is needed for `overdue` only."""
-        counters, roster, last = self._counters, self._roster, self._last
+        counters, roster = self._counters, self._roster
         pool = roster.pool if roster else None
         running = roster.running if roster else []
+        outlook = UNKNOWN
+        if roster is not None and self._budget is not None:
+            context = sum(sequence.computed for sequence in roster.decoding)
+            outlook = self._budget.outlook(len(roster.decoding), context, roster.slots)
         return Snapshot(
             max_model_len=self.max_model_len,
             uncomputed=sum(len(s.tokens) for s in self._waiting)
@@ -508,9 +510,9 @@ class Core:
             queried_tokens=counters.queried_tokens,
             hit_tokens=counters.hit_tokens,
             late_results=counters.late_results,
-            budget=last.budget if last else 0,
-            decode_tokens=last.decodes if last else 0,
-            prefill_tokens=last.tokens - last.decodes if last else 0,
+            prefill_rate=outlook.prefill_rate,
+            seats=outlook.seats,
+            step_seconds=outlook.step_seconds,
         )
 
     def check(self) -> None:

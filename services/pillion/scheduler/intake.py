@@ -7,12 +7,12 @@ from functools import partial
 
 import msgspec
 
-from pillion.bus import MAX_DELIVERIES, Connection, Entry, Group, Keys, retrying
+from pillion.bus import MAX_DELIVERIES, Connection, Entry, Group, Keys, append, retrying
 from pillion.bus.journal import read_items
-from pillion.contracts.entries import Record, Refusal, Request, UnknownSchema, decode
+from pillion.contracts.entries import Record, Refusal, Request, Spent, UnknownSchema, Usage, decode, encode
 from pillion.scheduler.journal import Ledger, Opened
 from pillion.scheduler.messages import Cancelled
-from pillion.scheduler.publisher import Refused
+from pillion.scheduler.publisher import OUT_MAXLEN, Refused
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,10 @@ class Intake:
             if record is not None and record.finished:
                 log.info("request %s has ended before, its entry is dropped", request.id)
                 await self._acknowledge(entry)
+                usage = encode(Usage(self._replica, ended=(Spent(request.id),)))
+                await retrying(
+                    "usage", partial(append, self._connection, self._keys.usage, usage, OUT_MAXLEN)
+                )
                 continue
             cancelled = None
             if tomb is not None:

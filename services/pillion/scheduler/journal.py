@@ -74,6 +74,7 @@ class Opened:
     request: Request
     entry: str  # id in the run stream
     since: str  # the journal's last id when it was opened: its items come after
+    earlier: int = 0  # tokens that earlier lives brought
     choices: dict[int, _Choice] = field(default_factory=dict)
 
     def choice(self, index: int) -> _Choice:
@@ -106,6 +107,7 @@ class Ledger:
         opened = self._opened[request.id] = Opened(request, entry, since)
         for index, choice in enumerate(record.choices if record else ()):
             opened.choice(index).adopt(request.id, index, choice)
+            opened.earlier += len(choice.tokens)
         for index in request.ended:
             opened.choice(index).end(request.id, index, "cancelled")
         return opened

@@ -184,9 +184,9 @@ class Snapshot:
     queried_tokens: int  # that the prefix index was asked for
     hit_tokens: int
     late_results: int  # for sequences that had ended
-    budget: int  # of the last plan
-    decode_tokens: int  # of the last plan
-    prefill_tokens: int  # of the last plan
+    prefill_rate: float  # prompt tokens/s that steps carry beside the decodes; 0: not known yet
+    seats: int  # sequences that can run within the time target; 0: not known yet
+    step_seconds: float  # of a full step
 
     @property
     def running(self) -> int:

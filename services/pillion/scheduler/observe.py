@@ -27,8 +27,7 @@ class Observer:
     def __init__(self) -> None:
         own = [metric for metric in names.METRICS if metric.layer == "scheduler"]
         self.metrics = Metrics("scheduler", VERSION, [*own, names.SCHEDULING_DELAY, names.PREFILL_RATE_LEFT])
-        self.prefill_rate = 0.0  # prompt tokens/s while prompts are computed, smoothed
-        self._pending: dict[int, tuple[int, int]] = {}  # step: prefill and decode tokens
+        self._pending: dict[int, int] = {}  # step: prefill tokens
         self._seen = dict.fromkeys((field for _, field in _COUNTERS), 0)
         self._line_at = 0.0
         self._line = Line()
@@ -36,7 +35,7 @@ class Observer:
     def planned(self, plan: Plan) -> None:
         decode = plan.decodes
         prefill = plan.tokens - decode
-        self._pending[plan.step] = (prefill, decode)
+        self._pending[plan.step] = prefill
         self.metrics[names.STEP_TOKENS].labels(kind="prefill").inc(prefill)
         self.metrics[names.STEP_TOKENS].labels(kind="decode").inc(decode)
         self.metrics[names.STEP_BUDGET_TOKENS].set(plan.budget)
@@ -48,13 +47,9 @@ class Observer:
         self._pending.clear()
 
     def returned(self, step: StepDone) -> None:
-        prefill, decode = self._pending.pop(step.step, (0, 0))
-        self._line.prompt += prefill
+        self._line.prompt += self._pending.pop(step.step, 0)
         self._line.generated += sum(len(row.tokens) for row in step.rows)
         self._line.worst = max(self._line.worst, step.seconds)
-        if prefill and step.seconds > 0:
-            rate = (prefill + decode) / step.seconds
-            self.prefill_rate = rate if not self.prefill_rate else 0.9 * self.prefill_rate + 0.1 * rate
 
     def scrape(self, snapshot: Snapshot, dead: int, opened: int) -> None:
         """Brings gauges and counters up to date."""
@@ -68,9 +63,7 @@ class Observer:
         for state in ("free", "cached", "referenced"):
             metrics[names.BLOCKS].labels(state=state).set(getattr(snapshot, f"{state}_blocks"))
         metrics[names.LEDGER_REQUESTS].set(opened)
-        left = max(snapshot.budget - snapshot.decode_tokens, 0)
-        if snapshot.budget:
-            metrics[names.PREFILL_RATE_LEFT].set(self.prefill_rate * left / snapshot.budget)
+        metrics[names.PREFILL_RATE_LEFT].set(snapshot.prefill_rate)
         letters = metrics[names.DEAD_LETTERS]
         letters.inc(dead - self._seen.get("dead", 0))
         self._seen["dead"] = dead

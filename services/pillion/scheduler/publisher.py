@@ -4,11 +4,12 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
+from pillion import clock
 from pillion.actors import Exit, Stop
-from pillion.bus import Connection, Keys, Lease, LeaseLost, retrying
+from pillion.bus import Connection, Keys, Lease, LeaseLost, append, retrying
 from pillion.bus.scripts import PUBLISH, SETTLE
-from pillion.contracts.entries import Refusal, StepOutput, Tokens, encode
-from pillion.scheduler.journal import Ledger
+from pillion.contracts.entries import Record, Refusal, Spent, StepOutput, Tokens, Usage, encode
+from pillion.scheduler.journal import Ledger, Opened
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Publisher:
             self._lease.key,
             self._keys.journal(self._replica),
             self._keys.run(self._replica),
+            self._keys.usage,
             *map(self._keys.out, shares),
             *(
                 key(record.request)
@@ -105,7 +107,16 @@ class Publisher:
                 for key in (self._keys.record, self._keys.stream)
             ),
         ]
-        args: list[object] = [epoch, GROUP, entry(step.items), OUT_MAXLEN, self._retention, len(shares)]
+        usage = self._usage(step.items, [(opened, record) for opened, record, _ in folded])
+        args: list[object] = [
+            epoch,
+            GROUP,
+            entry(step.items),
+            usage,
+            OUT_MAXLEN,
+            self._retention,
+            len(shares),
+        ]
         args += [entry(tuple(items)) for items in shares.values()]
         for opened, record, parked in folded:
             args += [encode(record), opened.entry, opened.request.life, int(parked)]
@@ -116,6 +127,23 @@ class Publisher:
         if self._since_trim >= _TRIM_EVERY:
             self._since_trim = 0
             await self._trim()
+
+    def _usage(self, items: tuple[Tokens, ...], folded: list[tuple[Opened, Record]]) -> bytes:
+        """For admission; empty where nobody got a first token or ended."""
+        now = clock.wall()
+        first = []
+        for item in items:
+            if item.position == 0 and item.choice == 0 and item.tokens:
+                # One that ends with its first token is no longer open.
+                opened = self._ledger.get(item.request) or next(
+                    (opened for opened, _ in folded if opened.request.id == item.request), None
+                )
+                if opened is not None:
+                    first.append((item.request, max(now - opened.request.arrival, 0.0)))
+        ended = tuple(_spent(opened, record) for opened, record in folded)
+        if not first and not ended:
+            return b""
+        return encode(Usage(self._replica, tuple(first), ended))
 
     async def _trim(self) -> None:
         keep = self._ledger.oldest() or self.last
@@ -132,3 +160,18 @@ class Publisher:
             keys.append(self._keys.stream(refused.refusal.request))
             args.append(refused.life)
         await retrying("refuse", lambda: SETTLE(self._connection, keys, args))
+        usage = encode(Usage(self._replica, ended=(Spent(refused.refusal.request),)))
+        await retrying("usage", lambda: append(self._connection, self._keys.usage, usage, OUT_MAXLEN))
+
+
+def _spent(opened: Opened, record: Record) -> Spent:
+    """`prompts[i]` is computed for each of its `n` choices, less what was cached. Output of earlier lives was
+    counted then.
+    """
+    request = opened.request
+    prompt = sum(
+        len(request.prompts[index // request.n]) - choice.cached
+        for index, choice in enumerate(record.choices)
+    )
+    output = sum(len(choice.tokens) for choice in record.choices) - opened.earlier
+    return Spent(request.id, max(prompt, 0), max(output, 0))

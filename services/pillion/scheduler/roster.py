@@ -51,7 +51,7 @@ class Roster:
         self.suspect: Sequence | None = None  # runs alone for now
         self.returned = 0  # the last step whose result is here
         self.free_slots = list(range(slots - 1, -1, -1))
-        self._slots = slots
+        self.slots = slots
         self._releasing: list[int] = []
         self._watermark = ceil(watermark * pool.size)
         self._incarnation = 0
@@ -62,7 +62,7 @@ class Roster:
 
     @property
     def busy(self) -> bool:
-        return len(self.free_slots) < self._slots
+        return len(self.free_slots) < self.slots
 
     @property
     def spare(self) -> int:
@@ -184,7 +184,7 @@ class Roster:
         return sum(
             self.pool.blocks_for(len(other.tokens)) if other.state is State.PREFILLING else len(other.blocks)
             for other in victims
-        ) + (self._watermark if len(victims) == self._slots - len(self.free_slots) else 0)
+        ) + (self._watermark if len(victims) == self.slots - len(self.free_slots) else 0)
 
     def make_room(self, sequence: Sequence, draft: Draft) -> bool:
         """Sees to it that one block is available to a decode, by preemption if need be."""
@@ -263,7 +263,7 @@ class Roster:
         running = self.running
         self.pool.check([sequence.blocks for sequence in running])
         slots = [sequence.slot for sequence in running] + self.free_slots
-        assert sorted(slots) == list(range(self._slots)), "a slot is lost or held twice"
+        assert sorted(slots) == list(range(self.slots)), "a slot is lost or held twice"
         assert all(sequence.state is State.WAITING and not sequence.blocks for sequence in self.waiting)
         assert self.waiting == sorted(self.waiting, key=_key)
 

@@ -206,7 +206,7 @@ class Service:
         reason = self.link.why_not
         if not reason and snapshot.overdue > OVERDUE:
             reason = f"the step in flight is {snapshot.overdue:.0f} s late"
-        rate = self.observer.prefill_rate or RATE_GUESS
+        rate = snapshot.prefill_rate or RATE_GUESS
         facts = self._facts
         if facts is not None and snapshot.max_model_len:
             facts = _with_limit(facts, snapshot.max_model_len)
@@ -219,7 +219,9 @@ class Service:
             last_entry=self.intake.last,
             uncomputed=snapshot.uncomputed,
             credit=int(rate * self.config.admission.credit_seconds),
-            prefill_rate=self.observer.prefill_rate,
+            prefill_rate=snapshot.prefill_rate,
+            seats=snapshot.seats,
+            step_seconds=snapshot.step_seconds,
             running=snapshot.prefilling + snapshot.decoding,
             waiting=snapshot.waiting,
             free_blocks=snapshot.free_blocks,

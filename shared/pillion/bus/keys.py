@@ -56,6 +56,21 @@ class Keys:
         """Hash replica to its last heartbeat, for who comes later."""
         return self._key("replicas")
 
+    @property
+    def usage(self) -> str:
+        """Stream scheduler to admission: first tokens, and what ended requests have used. Trimmed."""
+        return self._key("usage")
+
+    @property
+    def tenants(self) -> str:
+        """Hash tenant to its account at admission."""
+        return self._key("tenants")
+
+    @property
+    def reserved(self) -> str:
+        """Hash request to what is set aside for it, from admission to its end."""
+        return self._key("reserved")
+
     def journal(self, replica: str) -> str:
         """Stream of a replica's steps, trimmed to what running requests need."""
         return self._key("journal", replica)

@@ -121,31 +121,60 @@ return pardoned
 """
 )
 
-# One step of one replica, whole: journal first, then each gateway's share, then what finished or is parked.
-# KEYS epoch, journal, run, then one `out` per payload, then record and head of each folded request.
-# ARGV epoch, group, journal payload, out maxlen, record ttl s, number of outs, outs' payloads...,
-#      then for each folded: record, run entry id, life, and 1 where it is parked.
+# KEYS epoch, then hashes. ARGV epoch, then for each hash: number of pairs, pairs of field and value; an empty
+# value takes the field away.
+# Answers how many fields the first hash had.
+WRITE = Script(
+    _FENCE
+    + """
+local had = redis.call('HLEN', KEYS[2])
+local arg = 2
+for i = 2, #KEYS do
+  local pairs = tonumber(ARGV[arg])
+  arg = arg + 1
+  for _ = 1, pairs do
+    if ARGV[arg + 1] == '' then
+      redis.call('HDEL', KEYS[i], ARGV[arg])
+    else
+      redis.call('HSET', KEYS[i], ARGV[arg], ARGV[arg + 1])
+    end
+    arg = arg + 2
+  end
+end
+return had
+"""
+)
+
+# One step of one replica, whole: journal first, then each gateway's share, then what finished or is parked,
+# then what admission's accounts need to know, where there is any of it.
+# KEYS epoch, journal, run, usage, then one `out` per payload, then record and head of each folded request.
+# ARGV epoch, group, journal payload, usage payload or nothing, maxlen of out and usage, record ttl s,
+#      number of outs, outs' payloads..., then for each folded: record, run entry id, life, and 1 where it is
+#      parked.
 # A head lives as long as its record. A late repetition never puts an old record over that of a later life.
 # Answers the journal entry's id.
 PUBLISH = Script(
     _FENCE
     + """
 local id = redis.call('XADD', KEYS[2], '*', 'e', ARGV[3])
-local outs = tonumber(ARGV[6])
+local outs = tonumber(ARGV[7])
 for i = 1, outs do
-  redis.call('XADD', KEYS[3 + i], 'MAXLEN', '~', ARGV[4], '*', 'e', ARGV[6 + i])
+  redis.call('XADD', KEYS[4 + i], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[7 + i])
 end
-local arg = 7 + outs
-for i = 4 + outs, #KEYS, 2 do
+local arg = 8 + outs
+for i = 5 + outs, #KEYS, 2 do
   redis.call('XACK', KEYS[3], ARGV[2], ARGV[arg + 1])
   redis.call('XDEL', KEYS[3], ARGV[arg + 1])
   local life = redis.call('HGET', KEYS[i + 1], 'life')
   if not life or life == ARGV[arg + 2] then
-    redis.call('SET', KEYS[i], ARGV[arg], 'EX', ARGV[5])
-    redis.call('EXPIRE', KEYS[i + 1], ARGV[5])
+    redis.call('SET', KEYS[i], ARGV[arg], 'EX', ARGV[6])
+    redis.call('EXPIRE', KEYS[i + 1], ARGV[6])
     if life and ARGV[arg + 3] == '1' then redis.call('HSET', KEYS[i + 1], 'parked', life) end
   end
   arg = arg + 4
+end
+if ARGV[4] ~= '' then
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[4])
 end
 return id
 """

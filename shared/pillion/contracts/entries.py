@@ -196,13 +196,34 @@ class Heartbeat(Struct, frozen=True):
     last_entry: EntryId = "0-0"  # the last run entry that it consumed
     uncomputed: Count = 0  # prompt tokens accepted and not yet computed
     credit: Count = 0  # the most uncomputed prompt tokens that it wants to hold
-    prefill_rate: Amount = 0.0  # prompt tokens/s, measured
+    prefill_rate: Amount = 0.0  # prompt tokens/s beside the running decodes; 0: not known yet
     running: Count = 0  # sequences
     waiting: Count = 0
     free_blocks: Count = 0
     kv_usage: Annotated[float, Meta(ge=0, le=1)] = 0.0  # 0..1, blocks that running sequences reference
     steps: Count = 0  # completed; readiness follows their progress
     stalled: Amount = 0.0  # seconds that the oldest step in flight is overdue
+    seats: Count = 0  # sequences that can run at once within --slo-tbt; 0: not known yet
+    step_seconds: Amount = 0.0  # of a full step, predicted
+    v: int = SCHEMA
+
+
+class Spent(Struct, frozen=True, array_like=True):
+    """What a request that ended has used, over all its choices."""
+
+    request: Identity
+    prompt: Count = 0  # tokens computed: those found in the prefix index are not among them
+    output: Count = 0  # tokens
+
+
+class Usage(Struct, frozen=True):
+    """One entry of the `usage` stream: what a step of a replica means for admission's accounts."""
+
+    replica: Identity
+    first: tuple[
+        tuple[Identity, Amount], ...
+    ] = ()  # request, and seconds from its arrival to its first token
+    ended: tuple[Spent, ...] = ()
     v: int = SCHEMA
 
 

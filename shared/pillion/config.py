@@ -10,7 +10,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -94,6 +94,15 @@ class Gateway(Section, frozen=True):
     drain_timeout: Annotated[float, Meta(description="grace period on SIGTERM, seconds", ge=0)] = 30.0
 
 
+class TenantLimits(Section, frozen=True):
+    """What one tenant may use; None: no limit."""
+
+    rpm: Positive | None = None  # requests a minute
+    tpm: Positive | None = None  # tokens a minute, prompt and output
+    concurrency: Positive | None = None  # sequences that wait or run at once
+    weight: Annotated[float, Meta(gt=0)] = 1.0  # of its share, against other tenants'
+
+
 class Admission(Section, frozen=True):
     """What waits, and how much of it."""
 
@@ -104,6 +113,29 @@ class Admission(Section, frozen=True):
     credit_seconds: Annotated[
         float, Meta(description="seconds of prefill that a replica holds; the rest waits in admission", gt=0)
     ] = 2.0
+    slo_ttft: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="target of the time to first token, seconds: what would miss it is refused with 429, "
+            "and no more run at once than --slo-tbt allows [nothing is refused for it]"
+        ),
+    ] = None
+    tenant_rpm: Annotated[
+        Positive | None, Meta(description="requests a minute of each tenant [no limit]")
+    ] = None
+    tenant_tpm: Annotated[
+        Positive | None, Meta(description="tokens a minute of each tenant, prompt and output [no limit]")
+    ] = None
+    tenant_concurrency: Annotated[
+        Positive | None, Meta(description="sequences of each tenant that wait or run at once [no limit]")
+    ] = None
+    tenant_limits: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="one tenant's own, several times: `NAME rpm=N tpm=N concurrency=N weight=X`, each "
+            "optional; a weight of 2 gets twice the share"
+        ),
+    ] = ()
 
 
 class Scheduler(Section, frozen=True):
@@ -323,6 +355,31 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+def parse_limits(texts: tuple[str, ...], default: TenantLimits) -> dict[str, TenantLimits]:
+    """`alice rpm=60 weight=2` by tenant; what it does not name is the default's. Raises ConfigError."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(TenantLimits)}
+    limits: dict[str, TenantLimits] = {}
+    for text in texts:
+        name, *parts = text.split() or [""]
+        own: dict[str, Any] = {}
+        for part in parts:
+            key, _, value = part.partition("=")
+            if key not in kinds or key in own:
+                raise ConfigError(f"{text!r} is no tenant's limits; write them as `alice rpm=60 weight=2`")
+            try:
+                own[key] = msgspec.convert(value, kinds[key], strict=False)
+            except msgspec.ValidationError:
+                own[key] = None
+            if own[key] is None or not math.isfinite(own[key]):
+                raise ConfigError(f"{text!r}: {key} is {_expected(kinds[key])}")
+        if not name or "=" in name:
+            raise ConfigError(f"{text!r} names no tenant; write it as `alice rpm=60 weight=2`")
+        if name in limits:
+            raise ConfigError(f"the tenant {name} has limits twice; write them as one")
+        limits[name] = msgspec.structs.replace(default, **own)
+    return limits
+
+
 def _folder(given: str | None, variable: str, fallback: str) -> Path:
     if given:
         return Path(given).expanduser()
@@ -369,7 +426,7 @@ def _from_environ(
             raise ConfigError(f"unknown variable {variable}{_nearest(variable, names)}")
         if value == "":
             continue  # compose passes unset variables as empty strings
-        yield leaf.name, (tuple(value.split(",")) if leaf.name == "api_key" else value, variable)
+        yield leaf.name, (tuple(value.split(",")) if isinstance(leaf.default, tuple) else value, variable)
 
 
 def _convert(leaf: Leaf, value: Any, source: str) -> Any:
@@ -386,9 +443,9 @@ def _convert(leaf: Leaf, value: Any, source: str) -> Any:
         valid = False
     if not valid:
         raise ConfigError(f"{place}: {shown} is {_expected(leaf.type)}")
-    if leaf.name == "kv_cache_memory":
+    if leaf.name in _PARSED and converted is not None:
         try:
-            parse_bytes(converted)
+            _PARSED[leaf.name](converted)
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from None
     return converted
@@ -421,6 +478,12 @@ def _limits(meta: Meta) -> str:
         return f"from {meta.ge} to {meta.le}"
     ends = {"of at least": meta.ge, "above": meta.gt, "at most": meta.le, "below": meta.lt}
     return " and ".join(f"{word} {end}" for word, end in ends.items() if end is not None)
+
+
+_PARSED: dict[str, Callable[[Any], Any]] = {
+    "kv_cache_memory": parse_bytes,
+    "tenant_limits": lambda texts: parse_limits(texts, TenantLimits()),
+}
 
 
 def _nearest(name: str, names: Any) -> str:

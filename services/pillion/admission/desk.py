@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pillion import clock
@@ -12,6 +13,7 @@ from pillion.admission.policy import (
     LEVELS,
     Action,
     Arrived,
+    CameTrue,
     Cancelled,
     Drop,
     End,
@@ -21,12 +23,13 @@ from pillion.admission.policy import (
     Heard,
     Policy,
     Refuse,
+    Reported,
     Woken,
 )
 from pillion.admission.spans import GROUP, Spans
 from pillion.bus import Connection, Entry, Keys, Lease, LeaseLost, append, retrying
-from pillion.bus.scripts import DISCARD, HAND_OVER, SETTLE, Script
-from pillion.contracts.entries import Cancel, Heartbeat, encode
+from pillion.bus.scripts import DISCARD, HAND_OVER, SETTLE, WRITE, Script
+from pillion.contracts.entries import Cancel, Heartbeat, Usage, encode
 from pillion.telemetry import Metrics, names
 
 log = logging.getLogger(__name__)
@@ -34,7 +37,14 @@ log = logging.getLogger(__name__)
 OUT_MAXLEN = 20_000  # entries of a gateway's stream
 DEAD_MAXLEN = 1_000  # entries set aside that are kept for whoever looks
 
-METRICS = (names.QUEUE_REQUESTS, names.REJECTIONS, names.PROMPT_TOKENS_ARRIVED, names.DEAD_LETTERS)
+METRICS = (
+    names.QUEUE_REQUESTS,
+    names.QUEUE_WAIT,
+    names.REJECTIONS,
+    names.PROMPT_TOKENS_ARRIVED,
+    names.TTFT_OVER_PREDICTED,
+    names.DEAD_LETTERS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,14 @@ class Beats:
     live: bool = True
 
 
-Message = Submissions | Cancels | Beats
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Of the `usage` stream, with their entry ids."""
+
+    words: list[tuple[str, Usage]]
+
+
+Message = Submissions | Cancels | Beats | Words
 
 
 class Desk:
@@ -73,6 +90,7 @@ class Desk:
         self._lease = lease
         self._metrics = metrics
         self._spans = spans
+        self._kept = False  # whether Redis has accounts
         self._gauge()
 
     async def run(self) -> None:
@@ -101,15 +119,17 @@ class Desk:
     async def _message(self, message: Message | None) -> None:
         match message:
             case None:
-                await self._event(Woken())
+                await self._events([Woken()])
             case Submissions(entries):
                 await self._submissions(entries)
             case Cancels(cancels):
-                for cancel in cancels:
-                    await self._event(Cancelled(cancel.request, cancel.choice, cancel.park, cancel.life))
+                await self._events(
+                    [Cancelled(each.request, each.choice, each.park, each.life) for each in cancels]
+                )
             case Beats(beats, live):
-                for beat in beats:
-                    await self._event(Heard(beat, live))
+                await self._events([Heard(beat, live) for beat in beats])
+            case Words(words_):
+                await self._events([Reported(usage, entry) for entry, usage in words_])
 
     async def _submissions(self, entries: list[Entry]) -> None:
         requests = []
@@ -124,17 +144,55 @@ class Desk:
         # Looked at here and not on reading: a cancel that was handled before this left its tombstone before.
         tombstones = [self._keys.tombstone(request.id) for _, request in requests]
         found = await retrying("tombstones", lambda: self._connection.call("MGET", *tombstones))
+        events: list[Event] = []
         for (entry_id, request), tombstone in zip(requests, found, strict=True):
             self._metrics[names.PROMPT_TOKENS_ARRIVED].inc(prompt_tokens(request))
-            await self._event(Arrived(request, entry_id, tombstone is not None))
+            events.append(Arrived(request, entry_id, tombstone is not None))
+        await self._events(events)
 
-    async def _event(self, event: Event) -> None:
-        for action in self._policy.handle(event, clock.wall()):
+    async def _events(self, events: Sequence[Event]) -> None:
+        """The accounts are kept before anything is done: what a successor finds done it finds set aside."""
+        actions = [action for event in events for action in self._policy.handle(event, clock.wall())]
+        await self._keep()
+        for action in actions:
             await self._act(action)
+
+    async def _keep(self) -> None:
+        """Writes what changed in the tenants' accounts, in one script."""
+        tenants = self._policy.tenants
+        hashes = tenants.changes()
+        if not any(hashes):
+            return
+        keys = [self._lease.key, self._keys.tenants, self._keys.reserved]
+        args: list[object] = [self._lease.epoch]
+        for pairs in hashes:
+            args.append(len(pairs))
+            for pair in pairs.items():
+                args += pair
+        had = await retrying("accounts", lambda: WRITE(self._connection, keys, args))
+        if not had and self._kept:
+            log.error("%s was lost and is written again; Redis lost data", self._keys.tenants)
+            self._kept = False
+            tenants.keep_all()
+            await self._keep()
+        self._kept = True
+
+    async def restore(self) -> str | None:
+        """Takes over the accounts of a predecessor. Answers the entry from which on ends are of interest."""
+        tenants, reserved = await retrying(
+            "accounts",
+            lambda: self._connection.pipeline(
+                ("HGETALL", self._keys.tenants), ("HGETALL", self._keys.reserved)
+            ),
+        )
+        self._kept = bool(tenants)
+        self._policy.restore(_decoded(tenants), _decoded(reserved))
+        return self._policy.tenants.oldest()
 
     async def _act(self, action: Action) -> None:
         match action:
             case Forward(waiting, replica):
+                self._metrics[names.QUEUE_WAIT].observe(max(clock.wall() - waiting.since, 0.0))
                 request = self._spans.forwarded(waiting, replica)
                 entry = await self._script(HAND_OVER, self._keys.run(replica), waiting.entry, encode(request))
                 if entry is None:
@@ -155,6 +213,9 @@ class Desk:
                 log.info("request %s parked while it waited", waiting.request.id)
                 request = waiting.request
                 await self._discard(waiting.entry, (self._keys.stream(request.id),), (request.life,))
+            case CameTrue(predicted, came):
+                if predicted > 0:
+                    self._metrics[names.TTFT_OVER_PREDICTED].observe(came / predicted)
             case Drop(entry_id):
                 await self._discard(entry_id)
 
@@ -191,3 +252,7 @@ class Desk:
         counts = self._policy.waiting()
         for level in LEVELS:
             self._metrics[names.QUEUE_REQUESTS].labels(level).set(counts[level])
+
+
+def _decoded(pairs: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    return {field.decode(): value for field, value in pairs.items()}

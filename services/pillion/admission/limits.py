@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from pillion.admission.tenants import Short
 from pillion.contracts.entries import Facts, Refusal, Request
 from pillion.words import counted
 
@@ -64,9 +65,44 @@ def too_late(request: Request) -> Refusal:
 
 def queue_full(request: Request, waiting: int, tokens: int, rate: float) -> Refusal:
     """`tokens` wait; `rate` are computed a second. The time to come back is when they are through."""
-    seconds = float(min(60, max(1, math.ceil(tokens / rate)))) if rate > 0 else 5.0
+    seconds = _seconds(tokens / rate) if rate > 0 else 5.0
     message = f"{counted(waiting, 'request')} waiting already, and no more may; try again in {seconds:.0f} s"
     return Refusal(request.id, 429, message, "overloaded_error", code="queue_full", retry_after=seconds)
+
+
+_TOLD = {
+    "rpm": "requests a minute",
+    "tpm": "tokens a minute, prompt and output",
+    "concurrency": "sequences that wait or run at once",
+}
+
+
+def over_limit(request: Request, short: Short) -> Refusal:
+    seconds = _seconds(short.retry_after)
+    message = f"the limit is {short.most} {_TOLD[short.limit]}; this fits in {seconds:.0f} s"
+    code = f"tenant_{short.limit}"
+    return Refusal(request.id, 429, message, "rate_limit_error", code=code, retry_after=seconds)
+
+
+def ttft_missed(request: Request, ttft: float, target: float, excess: float) -> Refusal:
+    """Predicted to miss the target of the time to first token."""
+    seconds = _seconds(excess)
+    message = (
+        f"the first token would come after about {ttft:.1f} s, and {target:g} s is the target; "
+        f"try again in {seconds:.0f} s"
+    )
+    return Refusal(request.id, 429, message, "overloaded_error", code="predicted_ttft", retry_after=seconds)
+
+
+def deadline_missed(request: Request, ttft: float, left: float, excess: float) -> Refusal:
+    """Predicted to miss its own deadline."""
+    seconds = _seconds(excess)
+    message = (
+        f"the first token would come after about {ttft:.1f} s, and the request's deadline is in {left:.1f} s;"
+        f" try again in {seconds:.0f} s"
+    )
+    code = "predicted_deadline"
+    return Refusal(request.id, 429, message, "overloaded_error", code=code, retry_after=seconds)
 
 
 def unreadable(request: str, reason: str) -> Refusal:
@@ -78,6 +114,11 @@ def unreadable(request: str, reason: str) -> Refusal:
 def given_up(request: str, deliveries: int) -> Refusal:
     message = f"the request was given up after {deliveries} attempts to admit it"
     return Refusal(request, 500, message, "server_error", code="poison_request")
+
+
+def _seconds(wait: float) -> float:
+    """A time to come back: whole seconds, at least one, and a minute where it is longer."""
+    return float(min(60, max(1, math.ceil(wait))))
 
 
 def _invalid(request: Request, message: str, param: str, code: str | None = None) -> Refusal:

@@ -1,14 +1,17 @@
 """Admission's decisions, pure: events in, actions out. Times are seconds since the epoch."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pillion.admission import limits
 from pillion.admission.limits import fits
 from pillion.admission.line import Line, Waiting, prompt_tokens
+from pillion.admission.predict import Correction, Forecast, forecast
 from pillion.admission.route import Replicas
-from pillion.contracts.entries import Facts, Heartbeat, Refusal, Request
+from pillion.admission.tenants import Tenants
+from pillion.config import TenantLimits
+from pillion.contracts.entries import Facts, Heartbeat, Refusal, Request, Usage
 
 # --- events ----------------------------------------------------------------------------------------
 
@@ -50,6 +53,14 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
+class Reported:
+    """A word of the `usage` stream, with its entry id."""
+
+    usage: Usage
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The time asked for by `wake_at` has come."""
 
@@ -57,7 +68,7 @@ class Woken:
 LEVELS = ("high", "normal", "low")
 """Priorities below, at and above 0."""
 
-Event = Arrived | Cancelled | Heard | Forwarded | Woken
+Event = Arrived | Cancelled | Heard | Forwarded | Reported | Woken
 
 # --- actions ---------------------------------------------------------------------------------------
 
@@ -94,22 +105,53 @@ class Drop:
     entry: str
 
 
-Action = Forward | Refuse | End | Drop
+@dataclass(frozen=True, slots=True)
+class CameTrue:
+    """A request has its first token, `came` seconds after its arrival, where `predicted` were predicted."""
+
+    predicted: float
+    came: float
+
+
+Action = Forward | Refuse | End | Drop | CameTrue
 
 
 class Policy:
-    """Holds the line of waiting requests and what is known of the replicas.
+    """Holds the line of waiting requests, the tenants' accounts, and what is known of the replicas.
 
     Whoever is first in line is served first: a replica that it could run on takes nobody behind it. So a
     long prompt is not overtaken by short ones without end, and a model without room blocks no other.
+
+    What was let in once is not judged again, whoever submits it again.
     """
 
-    def __init__(self, max_waiting: int, ageing: float) -> None:
+    def __init__(
+        self,
+        max_waiting: int,
+        ageing: float,
+        slo_ttft: float | None = None,
+        tenants: Tenants | None = None,
+    ) -> None:
         self.max_waiting = max_waiting
-        self.line = Line(ageing)
-        self.replicas = Replicas()
+        self.tenants = tenants or Tenants(TenantLimits(), {})
+        self.line = Line(ageing, self.tenants.shares)
+        self.replicas = Replicas(keep_pace=slo_ttft is not None)
+        self._slo_ttft = slo_ttft
+        self._correction = Correction()
 
     def handle(self, event: Event, now: float) -> list[Action]:
+        actions = self._handle(event, now)
+        for action in actions:
+            if isinstance(action, Refuse | End):
+                self.tenants.release(action.waiting.request.id, now)
+        return actions
+
+    def restore(self, accounts: Mapping[str, bytes], reserved: Mapping[str, bytes]) -> None:
+        """Takes over what a predecessor kept of its tenants."""
+        self.tenants.restore(accounts, reserved)
+        self.replicas.output = self.tenants.output
+
+    def _handle(self, event: Event, now: float) -> list[Action]:
         match event:
             case Arrived():
                 return self._arrived(event, now)
@@ -120,6 +162,8 @@ class Policy:
             case Forwarded():
                 self.replicas.sent(event.source, event.replica, event.entry)
                 return []
+            case Reported():
+                return self._reported(event, now)
             case Woken():
                 return self._expire(now) + self._place(now)
 
@@ -139,19 +183,72 @@ class Policy:
         if self.line.get(request.id) is not None:
             # Submitted again after a loss that was none, or was one: the later entry is surely there.
             actions.append(Drop(self.line.remove(request.id).entry))
-        waiting = Waiting(request, event.entry, now, prompt_tokens(request))
+        tokens = prompt_tokens(request)
+        waiting = Waiting(request, event.entry, now, tokens, tokens, self.tenants.expected(request))
         if event.cancelled:
             return [*actions, End(waiting)]
         refusal = self._refusal(waiting, now)
         if refusal is not None:
             return [*actions, refusal]
+        waiting.suffix = self.replicas.suffix(request, now) or tokens
+        if request.id not in self.tenants:
+            refusal = self._let_in(waiting, now)
+            if refusal is not None:
+                return [*actions, refusal]
         self.line.add(waiting)
         actions += self._place(now)
         if len(self.line) > self.max_waiting:
-            self.line.remove(request.id)
+            # A tenant with few in line is not kept out by one with many.
+            victim = self.line.latest_of_most(request.tenant) or waiting
+            self.line.remove(victim.request.id)
             rate = self.replicas.rate(request.model, now)
-            told = limits.queue_full(request, len(self.line), self.line.tokens, rate)
-            actions.append(Refuse(waiting, told, "queue_full"))
+            told = limits.queue_full(victim.request, len(self.line), self.line.tokens, rate)
+            actions.append(Refuse(victim, told, "queue_full"))
+        return actions
+
+    def _let_in(self, waiting: Waiting, now: float) -> Refuse | None:
+        """Sets aside what the request needs, or says why it must come again later."""
+        request = waiting.request
+        again = request.life > 0 or self.replicas.ran(request.id)
+        short = None if again else self.tenants.short(waiting, now)
+        if short is not None:
+            told = limits.over_limit(request, short)
+            return Refuse(waiting, told, told.code or "")
+        seen = forecast(self.line.ahead(waiting), _first_suffix(waiting), self.replicas.servers(request, now))
+        refusal = None if again or seen is None else self._too_late(waiting, seen, now)
+        if refusal is None:
+            gone = max(now - request.arrival, 0.0)
+            self.tenants.reserve(waiting, now, None if again or seen is None else gone + seen.ttft)
+        return refusal
+
+    def _too_late(self, waiting: Waiting, seen: Forecast, now: float) -> Refuse | None:
+        """Whether its first token would come too late, as far as can be seen."""
+        request, factor = waiting.request, self._correction.factor
+        told = None
+        if self._slo_ttft is not None:
+            left = self._slo_ttft - max(now - request.arrival, 0.0)
+            excess = seen.excess(left, factor)
+            if excess:
+                told = limits.ttft_missed(request, factor * seen.ttft, self._slo_ttft, excess)
+        if told is None and request.deadline is not None:
+            left = request.deadline - now
+            excess = seen.excess(left, factor)
+            if excess:
+                told = limits.deadline_missed(request, factor * seen.ttft, left, excess)
+        return None if told is None else Refuse(waiting, told, told.code or "")
+
+    def _reported(self, event: Reported, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for request, came in event.usage.first:
+            predicted = self.tenants.first(request)
+            if predicted is not None:
+                actions.append(CameTrue(predicted, came))
+                # What is far from the target is no matter, and mostly made of other times than these.
+                if self._slo_ttft is not None and predicted >= self._slo_ttft / 4:
+                    self._correction.learn(predicted, came)
+        for spent in event.usage.ended:
+            self.tenants.ended(spent, event.entry, now)
+        self.replicas.output = self.tenants.output
         return actions
 
     def _cancelled(self, event: Cancelled) -> list[Action]:
@@ -168,6 +265,7 @@ class Policy:
 
     def _heard(self, event: Heard, now: float) -> list[Action]:
         self.replicas.forget(now)
+        self.tenants.expire(now)
         if not self.replicas.hear(event.beat, now, event.live):
             return self._place(now)
         # New facts: what waited for them may be refused now.
@@ -215,8 +313,14 @@ class Policy:
                 free -= able  # they are kept for this one
                 continue
             self.replicas.sending(self.line.remove(waiting.request.id), replica)
+            self.tenants.go(waiting.request.id)
             forwards.append(Forward(waiting, replica))
         return forwards
+
+
+def _first_suffix(waiting: Waiting) -> int:
+    """Prompt tokens to compute before its first token: those of its first choice."""
+    return min(waiting.suffix, len(waiting.request.prompts[0]))
 
 
 def _late(waiting: Waiting, now: float) -> Refuse | None:

@@ -2,15 +2,16 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
 from pillion.admission.limits import fits
-from pillion.admission.line import EntryId, Waiting, entry_id
+from pillion.admission.line import EntryId, Waiting, entry_id, prompt_tokens
+from pillion.admission.predict import Server
+from pillion.admission.prefixes import Prefixes
 from pillion.contracts.entries import Facts, Heartbeat, Request
 
 FRESH = 3.0  # seconds; a replica speaks at least every second
 FORGET = 600.0  # seconds after which a silent replica's model is no longer known
-_REMEMBERED = 4096  # requests, and first blocks, whose last replica is known
+_REMEMBERED = 4096  # requests whose last replica is known
 
 
 @dataclass(slots=True)
@@ -18,6 +19,8 @@ class Sent:
     """Forwarded, and not yet counted in a heartbeat. `entry` is unknown until the hand-over is confirmed."""
 
     tokens: int
+    sequences: int
+    output: float  # expected tokens
     entry: EntryId | None = None
 
 
@@ -39,25 +42,41 @@ class Replica:
     def ready(self, now: float) -> bool:
         return self.beat.state == "ready" and self.facts is not None and now - self.heard <= FRESH
 
+    @property
+    def held(self) -> int:
+        """Sequences that it has, running or not."""
+        return self.beat.running + self.beat.waiting + sum(sent.sequences for sent in self.sent.values())
+
     def has_room(self, tokens: int) -> bool:
         """By credit; and one request always, however long, where it holds nothing to compute."""
         load = self.load
         return load == 0 or load + tokens <= self.beat.credit
 
+    def keeps_pace(self, waiting: Waiting, output: float) -> bool:
+        """Whether its sequences keep their time between tokens with these beside them: none more than it has
+        seats for, and none preempted once all have grown. `output`: mean tokens of a sequence.
+        """
+        held, beat, facts = self.held, self.beat, self.facts
+        if not held or facts is None:
+            return True
+        if beat.seats and held + waiting.choices > beat.seats:
+            return False
+        positions = (facts.num_blocks - 1) * facts.block_size
+        # Those that run have on average half of their output before them.
+        growth = output * (beat.running / 2 + beat.waiting) + sum(sent.output for sent in self.sent.values())
+        return beat.kv_usage * positions + self.load + growth + waiting.suffix + waiting.output <= positions
 
-K = TypeVar("K", int, str)
 
-
-class Recent(Generic[K]):
-    """Where the latest few thousand of something went."""
+class Recent:
+    """Where the latest few thousand requests went."""
 
     def __init__(self) -> None:
-        self._replica: OrderedDict[K, str] = OrderedDict()
+        self._replica: OrderedDict[str, str] = OrderedDict()
 
-    def get(self, key: K) -> str | None:
+    def get(self, key: str) -> str | None:
         return self._replica.get(key)
 
-    def note(self, key: K, replica: str) -> None:
+    def note(self, key: str, replica: str) -> None:
         self._replica[key] = replica
         self._replica.move_to_end(key)
         if len(self._replica) > _REMEMBERED:
@@ -67,10 +86,13 @@ class Recent(Generic[K]):
 class Replicas:
     """All that were heard of, and where prefixes went."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep_pace: bool = False) -> None:
+        """`keep_pace`: credit alone is no room, see Replica.keeps_pace."""
+        self.output = 0.0  # mean output tokens of a sequence
+        self._keep_pace = keep_pace
         self._replicas: dict[str, Replica] = {}
-        self._last_at = Recent[int]()  # first block to replica
-        self._ran_at = Recent[str]()  # request to replica
+        self._prefixes = Prefixes()
+        self._ran_at = Recent()
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -108,11 +130,10 @@ class Replicas:
     def sending(self, waiting: Waiting, name: str) -> None:
         """Counts what is being handed over, at once."""
         replica = self._replicas[name]
-        replica.sent[waiting.entry] = Sent(waiting.tokens)
+        replica.sent[waiting.entry] = Sent(waiting.tokens, waiting.choices, waiting.output)
         self._ran_at.note(waiting.request.id, name)
-        prefix = _prefix(waiting.request, replica.facts)
-        if prefix is not None:
-            self._last_at.note(prefix, name)
+        if replica.facts is not None:
+            self._prefixes.note(waiting.request, replica.facts, name)
 
     def sent(self, source: str, name: str, entry: str | None) -> None:
         """The hand-over's end; `entry` None: the entry had gone on before."""
@@ -159,28 +180,52 @@ class Replicas:
         before = self._ran_at.get(request.id)
         return {before} if before in able else able
 
+    def ran(self, request: str) -> bool:
+        """Whether it went on before, as far as is remembered."""
+        return self._ran_at.get(request) is not None
+
+    def servers(self, request: Request, now: float) -> list[Server]:
+        """The ready ones that could run it, as forecasts see them."""
+        able = (self._replicas[name] for name in sorted(self.able(request, self.ready(now))))
+        return [
+            Server(
+                rate=replica.beat.prefill_rate,
+                load=replica.load,
+                seats=replica.beat.seats if self._keep_pace else 0,
+                held=replica.held,
+                turnover=self.output * replica.beat.step_seconds,
+            )
+            for replica in able
+        ]
+
+    def suffix(self, request: Request, now: float) -> int | None:
+        """The fewest prompt tokens that a ready replica would have to compute; None where there is none."""
+        able = sorted(self.able(request, self.ready(now)))
+        return min((self._suffix(request, name) for name in able), default=None)
+
     def best(self, waiting: Waiting, among: set[str]) -> str | None:
         """The one with room that would have computed the prompt first; None where none has room.
 
-        Where the prompt's first block went last, its prefix is likely to be held still: there the prompt
-        is counted as if it were cached.
+        Blocks that were last computed there are counted as if they were cached. What has to be computed
+        counts twice, since it also takes from those who come later: a prefix is worth a little waiting.
         """
-        open_ = sorted(name for name in among if self._replicas[name].has_room(waiting.tokens))
+        open_ = sorted(name for name in among if self._has_room(waiting, name))
         if len(open_) < 2:
             return open_[0] if open_ else None
 
         def finish(name: str) -> float:
             replica = self._replicas[name]
-            prefix = _prefix(waiting.request, replica.facts)
-            held = prefix is not None and self._last_at.get(prefix) == name
-            return (replica.load + (0 if held else waiting.tokens)) / (replica.beat.prefill_rate or 1.0)
+            work = replica.load + 2 * self._suffix(waiting.request, name)
+            return work / (replica.beat.prefill_rate or 1.0)
 
         return min(open_, key=finish)
 
+    def _has_room(self, waiting: Waiting, name: str) -> bool:
+        replica = self._replicas[name]
+        if not replica.has_room(waiting.tokens):
+            return False
+        return not self._keep_pace or replica.keeps_pace(waiting, self.output)
 
-def _prefix(request: Request, facts: Facts | None) -> int | None:
-    """Names the first block of the first prompt. A collision costs a prefix hit, nothing else."""
-    prompt = request.prompts[0]
-    if facts is None or len(prompt) < facts.block_size:
-        return None
-    return hash((request.cache_salt, prompt[: facts.block_size]))
+    def _suffix(self, request: Request, name: str) -> int:
+        facts = self._replicas[name].facts
+        return prompt_tokens(request) if facts is None else self._prefixes.suffix(request, facts, name)

@@ -11,12 +11,13 @@ from redis.exceptions import RedisError
 
 from pillion import ids
 from pillion.actors import Exit, Supervisor
-from pillion.admission.desk import METRICS, Beats, Cancels, Desk, Submissions
+from pillion.admission.desk import METRICS, Beats, Cancels, Desk, Submissions, Words
 from pillion.admission.policy import Policy
 from pillion.admission.spans import GROUP, Spans
+from pillion.admission.tenants import Tenants
 from pillion.bus import Connection, Entry, Group, Keys, Lease, Tail, retrying
-from pillion.config import Config
-from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, decode
+from pillion.config import Config, TenantLimits, parse_limits
+from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, Usage, decode
 from pillion.telemetry import Metrics, tracing
 from pillion.telemetry.endpoint import endpoint
 from pillion.words import counted
@@ -43,6 +44,7 @@ async def run(config: Config) -> int:
     supervisor.add("pardon", admission.pardon)
     supervisor.add("cancels", admission.read_cancels)
     supervisor.add("heartbeats", admission.read_heartbeats)
+    supervisor.add("usage", admission.read_usage)
     # It owns what is decided and under way; with that in doubt a new process starts from the streams.
     supervisor.add("desk", admission.desk.run, max_restarts=0)
     supervisor.on_drain(admission.leave)
@@ -58,9 +60,9 @@ class Admission:
 
     def __init__(self, redis: str, config: Config, metrics: Metrics) -> None:
         keys = Keys(config.stack.stack)
-        names = ("desk", "lease", "submit", "cancel", "beats")
+        names = ("desk", "lease", "submit", "cancel", "beats", "usage")
         self._connections = [Connection(redis, f"pillion-admission-{name}") for name in names]
-        desk, lease, submit, cancel, beats = self._connections
+        desk, lease, submit, cancel, beats, usage = self._connections
         self._keys = keys
         self._lease = Lease(lease, keys, "admission", config.scheduler.lease_seconds)
         self._held = asyncio.Event()
@@ -69,12 +71,26 @@ class Admission:
         self._group = Group(submit, keys.submit, GROUP, ids.process_id())
         self._cancels = Tail(cancel, keys.cancel)
         self._beats = Tail(beats, keys.beats)
-        policy = Policy(config.admission.max_waiting, config.scheduler.priority_ageing)
+        self._usage = Tail(usage, keys.usage)
+        settings = config.admission
+        limits = TenantLimits(settings.tenant_rpm, settings.tenant_tpm, settings.tenant_concurrency)
+        policy = Policy(
+            settings.max_waiting,
+            config.scheduler.priority_ageing,
+            settings.slo_ttft,
+            Tenants(limits, parse_limits(settings.tenant_limits, limits)),
+        )
         self.desk = Desk(policy, desk, keys, self._lease, metrics, Spans(tracing.tracer()))
 
     async def hold_lease(self) -> None:
         if not self._held.is_set():
             await self._lease.acquire()
+            # Words of ends come from the oldest open request on; those of others are passed over.
+            since = await self.desk.restore()
+            if since is None:
+                await retrying("usage", self._usage.start)
+            else:
+                self._usage.last = since
             log.info("admission is active, epoch %d", self._lease.epoch)
             self._held.set()
         await self._lease.keep()
@@ -117,6 +133,12 @@ class Admission:
             self._warm.set()
         async for entries in self._beats.follow():
             self.desk.mailbox.put_control(Beats(_decoded(entries, Heartbeat)))
+
+    async def read_usage(self) -> None:
+        await self._held.wait()
+        async for entries in self._usage.follow():
+            words = [(entry.id, word) for entry in entries for word in _decoded([entry], Usage)]
+            self.desk.mailbox.put_control(Words(words))
 
     async def _replicas(self) -> dict[bytes, bytes]:
         answer: dict[bytes, bytes] = await self._beats.connection.call("HGETALL", self._keys.replicas)

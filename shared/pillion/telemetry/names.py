@@ -98,6 +98,15 @@ SCHEDULING_DELAY = Metric(
     "pillion_scheduling_delay_seconds", "histogram", "queue",
     "From arrival to the first step that carries any of a sequence's tokens.", (), _TTFT,
 )  # fmt: skip
+QUEUE_WAIT = Metric(
+    "pillion_queue_wait_seconds", "histogram", "queue",
+    "From admission's reading of a request to its going on to a replica.", (), _TTFT,
+)  # fmt: skip
+TTFT_OVER_PREDICTED = Metric(
+    "pillion_ttft_over_predicted", "histogram", "queue",
+    "Time to first token over what admission predicted; 1 is exact.", (),
+    (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0),
+)  # fmt: skip
 REJECTIONS = Metric(
     "pillion_rejections_total", "counter", "queue", "Requests refused by admission.", ("reason",)
 )

@@ -1,0 +1,72 @@
+"""When a request that came now would have its first token. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp
+
+from pillion.admission.line import Ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A replica that could run it."""
+
+    rate: float  # prompt tokens/s beside the decodes that run; 0: not known
+    load: int  # prompt tokens that it has not computed
+    seats: int  # sequences that keep their pace; 0: not known
+    held: int  # sequences that it has, running or not
+    turnover: float  # seconds that a sequence keeps its seat
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Seconds."""
+
+    wait: float  # until all that goes before is computed, and a seat is free
+    own: float  # for its own prompt
+
+    @property
+    def ttft(self) -> float:
+        return self.wait + self.own
+
+    def excess(self, target: float, correction: float = 1.0) -> float:
+        """By how much the target is missed; 0 where it is kept.
+
+        A prompt that takes longer than the target by itself is measured by twice its own time: what comes
+        alone is never too late.
+        """
+        return max(0.0, correction * self.ttft - max(target, 2 * correction * self.own))
+
+
+def forecast(ahead: Ahead, suffix: int, servers: Sequence[Server]) -> Forecast | None:
+    """`suffix`: tokens of its own prompt to compute before its first token. None: no rate is known."""
+    rate = sum(server.rate for server in servers)
+    if not servers or rate <= 0:
+        return None
+    wait = (sum(server.load for server in servers) + ahead.tokens) / rate
+    if all(server.seats for server in servers):
+        missing = sum(server.held - server.seats for server in servers) + ahead.sequences + 1
+        leave = sum(server.seats / server.turnover for server in servers if server.turnover > 0)
+        if missing > 0 and leave > 0:
+            wait = max(wait, missing / leave)
+    return Forecast(wait, suffix / max(server.rate for server in servers))
+
+
+class Correction:
+    """By what a forecast must be multiplied so that nine in ten come true: followed from what came true.
+
+    Each outcome moves the factor a little, up or down as it lay above or below; where the moves cancel out is
+    the quantile (stochastic approximation, Robbins and Monro 1951, in the logarithm). It never goes below 1.
+    """
+
+    SHARE = 0.9
+    STEP = 0.1
+    MOST = 3.0
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def learn(self, predicted: float, came: float) -> None:
+        """Seconds."""
+        move = self.SHARE if came > self.factor * predicted else self.SHARE - 1
+        self.factor = min(max(self.factor * exp(self.STEP * move), 1.0), self.MOST)

@@ -75,7 +75,7 @@ STRATEGIES = {
     Record: st.builds(Record, text, st.lists(choices, max_size=3).map(tuple)),
     Heartbeat: st.builds(
         Heartbeat, name, count, text, text, some(facts), entry_id, count, count, seconds, count, count, count,
-        share, count, seconds, count, seconds,
+        share, count, seconds, count, seconds, seconds,
     ),
     Usage: st.builds(
         Usage, name, st.lists(st.tuples(name, seconds), max_size=3).map(tuple),

@@ -133,9 +133,9 @@ class Policy:
         tenants: Tenants | None = None,
     ) -> None:
         self.max_waiting = max_waiting
-        self.tenants = tenants or Tenants(TenantLimits(), {})
+        self.tenants = Tenants(TenantLimits(), {}) if tenants is None else tenants
         self.line = Line(ageing, self.tenants.shares)
-        self.replicas = Replicas(keep_pace=slo_ttft is not None)
+        self.replicas = Replicas(slo_ttft)
         self._slo_ttft = slo_ttft
         self._correction = Correction()
 

@@ -16,6 +16,7 @@ class Server:
     seats: int  # sequences that keep their pace; 0: not known
     held: int  # sequences that it has, running or not
     turnover: float  # seconds that a sequence keeps its seat
+    idle_rate: float  # prompt tokens/s with nothing running
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Forecast:
 
     wait: float  # until all that goes before is computed, and a seat is free
     own: float  # for its own prompt
+    alone: float  # for its own prompt with nothing running
 
     @property
     def ttft(self) -> float:
@@ -32,10 +34,12 @@ class Forecast:
     def excess(self, target: float, correction: float = 1.0) -> float:
         """By how much the target is missed; 0 where it is kept.
 
-        A prompt that takes longer than the target by itself is measured by twice its own time: what comes
-        alone is never too late.
+        A prompt that would take longer than the target even alone is measured by twice that time. So what
+        comes alone is never too late.
         """
-        return max(0.0, correction * self.ttft - max(target, 2 * correction * self.own))
+        if not self.wait:
+            return 0.0
+        return max(0.0, correction * self.ttft - max(target, 2 * self.alone))
 
 
 def forecast(ahead: Ahead, suffix: int, servers: Sequence[Server]) -> Forecast | None:
@@ -49,7 +53,8 @@ def forecast(ahead: Ahead, suffix: int, servers: Sequence[Server]) -> Forecast |
         leave = sum(server.seats / server.turnover for server in servers if server.turnover > 0)
         if missing > 0 and leave > 0:
             wait = max(wait, missing / leave)
-    return Forecast(wait, suffix / max(server.rate for server in servers))
+    alone = max(server.idle_rate or server.rate for server in servers)
+    return Forecast(wait, suffix / max(server.rate for server in servers), suffix / alone)
 
 
 class Correction:

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from math import inf
 
 from pillion.admission.limits import fits
 from pillion.admission.line import EntryId, Waiting, entry_id, prompt_tokens
@@ -11,6 +12,7 @@ from pillion.contracts.entries import Facts, Heartbeat, Request
 
 FRESH = 3.0  # seconds; a replica speaks at least every second
 FORGET = 600.0  # seconds after which a silent replica's model is no longer known
+LEAST_CREDIT = 0.25  # seconds of prefill that keep a replica busy from heartbeat to heartbeat
 _REMEMBERED = 4096  # requests whose last replica is known
 
 
@@ -47,10 +49,11 @@ class Replica:
         """Sequences that it has, running or not."""
         return self.beat.running + self.beat.waiting + sum(sent.sequences for sent in self.sent.values())
 
-    def has_room(self, tokens: int) -> bool:
-        """By credit; and one request always, however long, where it holds nothing to compute."""
-        load = self.load
-        return load == 0 or load + tokens <= self.beat.credit
+    def has_room(self, tokens: int, seconds: float) -> bool:
+        """By credit, of so many seconds at most; and one request always where it has nothing to compute."""
+        load, beat = self.load, self.beat
+        credit = min(beat.credit, seconds * beat.prefill_rate) if beat.prefill_rate else beat.credit
+        return load == 0 or load + tokens <= credit
 
     def keeps_pace(self, waiting: Waiting, output: float) -> bool:
         """Whether its sequences keep their time between tokens with these beside them: none more than it has
@@ -86,10 +89,13 @@ class Recent:
 class Replicas:
     """All that were heard of, and where prefixes went."""
 
-    def __init__(self, keep_pace: bool = False) -> None:
-        """`keep_pace`: credit alone is no room, see Replica.keeps_pace."""
+    def __init__(self, slo_ttft: float | None = None) -> None:
+        """With a target credit is no more than a quarter of it, or what is let in later could not go first;
+        and credit alone is no room, see Replica.keeps_pace.
+        """
         self.output = 0.0  # mean output tokens of a sequence
-        self._keep_pace = keep_pace
+        self._keep_pace = slo_ttft is not None
+        self._credit_seconds = inf if slo_ttft is None else max(slo_ttft / 4, LEAST_CREDIT)
         self._replicas: dict[str, Replica] = {}
         self._prefixes = Prefixes()
         self._ran_at = Recent()
@@ -194,6 +200,7 @@ class Replicas:
                 seats=replica.beat.seats if self._keep_pace else 0,
                 held=replica.held,
                 turnover=self.output * replica.beat.step_seconds,
+                idle_rate=replica.beat.idle_rate,
             )
             for replica in able
         ]
@@ -222,7 +229,7 @@ class Replicas:
 
     def _has_room(self, waiting: Waiting, name: str) -> bool:
         replica = self._replicas[name]
-        if not replica.has_room(waiting.tokens):
+        if not replica.has_room(waiting.tokens, self._credit_seconds):
             return False
         return not self._keep_pace or replica.keeps_pace(waiting, self.output)
 

@@ -22,9 +22,10 @@ class Outlook:
     prefill_rate: float  # prompt tokens/s beside the decodes that run now
     seats: int  # decodes that fit in the time target, beside the prompts' minimum share
     step_seconds: float
+    idle_rate: float  # prompt tokens/s with no decodes
 
 
-UNKNOWN = Outlook(0.0, 0, 0.0)
+UNKNOWN = Outlook(0.0, 0, 0.0, 0.0)
 _LEARNED = 3  # steps after which the cost model is believed
 _CONTEXT = 256  # positions of a decode, where none runs to tell
 
@@ -67,25 +68,24 @@ class Budget:
         """`context`: the decodes' positions in all; `slots`: the most sequences that may run."""
         if self.cost.steps < _LEARNED:
             return UNKNOWN
-        allowed = self.allow(decodes, context, 0)
-        chunk = allowed.tokens - allowed.decodes
-        seconds = max(self.cost.predict(allowed.tokens, context + chunk * chunk / 2), 1e-6)
+        rate, seconds, _ = self._full_step(decodes, context)
         mean = context / decodes if decodes else _CONTEXT
         low, high = 1, slots
         while low < high:
             middle = (low + high + 1) // 2
-            if self._keeps(middle, int(middle * mean)):
+            _, taken, carried = self._full_step(middle, int(middle * mean))
+            if carried == middle and taken <= self._target:
                 low = middle
             else:
                 high = middle - 1
-        return Outlook(chunk / seconds, low, seconds)
+        return Outlook(rate, low, seconds, self._full_step(0, 0)[0])
 
-    def _keeps(self, decodes: int, context: int) -> bool:
-        """Whether so many decodes get a token each step, within the target, with prompts beside them."""
+    def _full_step(self, decodes: int, context: int) -> tuple[float, float, int]:
+        """Prompt tokens/s, seconds and decodes of a step with as many prompt tokens as it may have."""
         allowed = self.allow(decodes, context, 0)
         chunk = allowed.tokens - allowed.decodes
-        seconds = self.cost.predict(allowed.tokens, context + chunk * chunk / 2)
-        return allowed.decodes == decodes and seconds <= self._target
+        seconds = max(self.cost.predict(allowed.tokens, context + chunk * chunk / 2), 1e-6)
+        return chunk / seconds, seconds, allowed.decodes
 
     def _within(self, seconds: float, decodes: int, context: int, start: int) -> int:
         tile = self.tile

@@ -513,6 +513,7 @@ class Core:
             prefill_rate=outlook.prefill_rate,
             seats=outlook.seats,
             step_seconds=outlook.step_seconds,
+            idle_rate=outlook.idle_rate,
         )
 
     def check(self) -> None:

@@ -187,6 +187,7 @@ class Snapshot:
     prefill_rate: float  # prompt tokens/s that steps carry beside the decodes; 0: not known yet
     seats: int  # sequences that can run within the time target; 0: not known yet
     step_seconds: float  # of a full step
+    idle_rate: float  # prefill_rate with no decodes
 
     @property
     def running(self) -> int:

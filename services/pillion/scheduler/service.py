@@ -222,6 +222,7 @@ class Service:
             prefill_rate=snapshot.prefill_rate,
             seats=snapshot.seats,
             step_seconds=snapshot.step_seconds,
+            idle_rate=snapshot.idle_rate,
             running=snapshot.prefilling + snapshot.decoding,
             waiting=snapshot.waiting,
             free_blocks=snapshot.free_blocks,

@@ -205,6 +205,7 @@ class Heartbeat(Struct, frozen=True):
     stalled: Amount = 0.0  # seconds that the oldest step in flight is overdue
     seats: Count = 0  # sequences that can run at once within --slo-tbt; 0: not known yet
     step_seconds: Amount = 0.0  # of a full step, predicted
+    idle_rate: Amount = 0.0  # prefill_rate as it would be with nothing running
     v: int = SCHEMA
 
 

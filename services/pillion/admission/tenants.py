@@ -194,7 +194,10 @@ class Tenants:
         self._changed = set(), set()
         for tenant in tenants:
             if tenant in self._accounts:
-                self._accounts[tenant].served = self.shares[tenant]
+                account, limits = self._accounts[tenant], self.limits(tenant)
+                account.served = self.shares[tenant]
+                account.requests = _level(account.requests, 0, limits.rpm)
+                account.tokens = _level(account.tokens, 0, limits.tpm)
         encode = msgspec.msgpack.encode
         return (
             {t: encode(self._accounts[t]) if t in self._accounts else b"" for t in tenants},

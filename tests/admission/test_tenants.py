@@ -1,5 +1,6 @@
 """Buckets that reserve by the mean and settle with what was used; accounts that a successor takes over."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -214,7 +215,7 @@ class Buckets(RuleBasedStateMachine):
             assert short.retry_after > 0
             # It fits when it is said to, if nothing else comes.
             if short.limit == "tpm":
-                later = self.tenants.short(one, self.now + short.retry_after + 0.001)
+                later = deepcopy(self.tenants).short(one, self.now + short.retry_after + 0.001)
                 assert later is None or later.limit != "tpm"
 
     @precondition(lambda self: self.open)

@@ -221,9 +221,7 @@ class Usage(Struct, frozen=True):
     """One entry of the `usage` stream: what a step of a replica means for admission's accounts."""
 
     replica: Identity
-    first: tuple[
-        tuple[Identity, Amount], ...
-    ] = ()  # request, and seconds from its arrival to its first token
+    first: tuple[tuple[Identity, Amount], ...] = ()  # request, seconds from arrival to first token
     ended: tuple[Spent, ...] = ()
     v: int = SCHEMA
 

@@ -86,6 +86,32 @@ class Gateway(Section, frozen=True):
     api_key: Annotated[
         tuple[str, ...], Meta(description="key that clients must send; may be given several times")
     ] = ()
+    api_keys_file: Annotated[
+        str | None, Meta(description="TOML file with tenants and the hashes of their keys, see `pillion key`")
+    ] = None
+    ssl_certfile: Annotated[
+        str | None, Meta(description="certificate chain, PEM: the gateway speaks HTTPS [HTTP]")
+    ] = None
+    ssl_keyfile: Annotated[str | None, Meta(description="the certificate's key, PEM [in --ssl-certfile]")] = (
+        None
+    )
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="name under which clients may reach the gateway, several times; `*` for all "
+            "[without keys on loopback: local names, else all]"
+        ),
+    ] = ()
+    max_connections: Annotated[Positive, Meta(description="most open connections")] = 2048
+    read_timeout: Annotated[
+        float, Meta(description="seconds in which a request's head, and then its body, must have come", gt=0)
+    ] = 30.0
+    write_timeout: Annotated[
+        float, Meta(description="seconds after which a client that reads nothing is cut off", gt=0)
+    ] = 30.0
+    keepalive_timeout: Annotated[
+        float, Meta(description="seconds that a connection may stay open without a request", gt=0)
+    ] = 75.0
     max_body_bytes: Annotated[Positive, Meta(description="largest request body, bytes")] = 8 << 20
     max_choices: Annotated[
         Positive, Meta(description="most sequences a request may ask for (prompts x n)")
@@ -207,6 +233,17 @@ class Executor(Section, frozen=True):
             description="address that the executor listens on and the scheduler dials, host:port or unix:PATH"
         ),
     ] = None
+    executor_secret: Annotated[
+        str | None,
+        Meta(description="secret that scheduler and executor share; needed beyond loopback without TLS"),
+    ] = None
+    executor_certfile: Annotated[
+        str | None, Meta(description="own certificate between scheduler and executor, PEM (mutual TLS)")
+    ] = None
+    executor_keyfile: Annotated[str | None, Meta(description="that certificate's key, PEM")] = None
+    executor_cafile: Annotated[
+        str | None, Meta(description="authority that must have signed the other side's certificate, PEM")
+    ] = None
     backend: Annotated[str, Meta(description="kernels: auto, torch, reference")] = "auto"
     threads: Annotated[
         Positive | None, Meta(description="compute threads [the cores that this process may use]")
@@ -281,7 +318,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
     @property
     def secret(self) -> bool:
-        return self.name in ("api_key", "redis")
+        return self.name in ("api_key", "redis", "executor_secret")
 
 
 class Setting(msgspec.Struct, frozen=True):

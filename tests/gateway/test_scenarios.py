@@ -12,6 +12,7 @@ from pillion.contracts.entries import Refusal, TokenLogprob, Tokens
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
 STREAM = CHAT | {"stream": True}
 PATH = "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 
 
 def counts(stack: Any) -> dict[str, float]:
@@ -281,15 +282,15 @@ async def test_s29_bad_input_never_falls(start: Any) -> None:
         (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": 2147483647}', "max_tokens"),
         (b'{"messages": [{"role": "user", "content": "x"}], "n": 129}', "n"),
     ):  # fmt: skip
-        status, body, _ = await stack.fetch("POST", PATH, data=raw)
+        status, body, _ = await stack.fetch("POST", PATH, data=raw, headers=JSON)
         assert (status, body["error"]["param"]) == (400, param), raw
         assert body["error"]["type"] == "invalid_request_error"
     for prompt in ([49152], [[1], [49152]]):
         status, body, _ = await stack.fetch("POST", "/v1/completions", json={"prompt": prompt})
         assert (status, body["error"]["param"]) == (400, "prompt")
-    status, body, _ = await stack.fetch("POST", PATH, data=b" " * 100_001)
+    status, body, _ = await stack.fetch("POST", PATH, data=b" " * 100_001, headers=JSON)
     assert (status, body["error"]["code"]) == (413, "request_too_large")
-    status, body, _ = await stack.fetch("POST", PATH, data=b"x", headers={"Content-Encoding": "gzip"})
+    status, body, _ = await stack.fetch("POST", PATH, data=b"x", headers=JSON | {"Content-Encoding": "gzip"})
     assert status == 400
     assert (await stack.fetch("GET", "/health/live"))[0] == 200
     assert counts(stack)["started"] == 0

@@ -134,6 +134,24 @@ def health(role: str, config: str | None, **flags: Any) -> None:
     click.echo("ready")
 
 
+@main.command()
+@click.argument("tenant")
+def key(tenant: str) -> None:
+    """Make an API key for TENANT. The key goes to the terminal, once; its line for --api-keys-file to stdout:
+
+    pillion key alice >> keys.toml
+    """
+    import re
+
+    from pillion.ops.key import new
+
+    if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", tenant):
+        fail("a tenant's name has 1 to 64 letters, digits, - and _", 2)
+    made, known = new()
+    click.echo(f"the key of {tenant}, shown only now: {made}", err=True)
+    click.echo(f'{tenant} = "{known}"')
+
+
 @main.group("config", cls=_Group)
 def config_group() -> None:
     """The settings."""

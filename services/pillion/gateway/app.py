@@ -29,6 +29,7 @@ from pillion.version import VERSION
 
 log = logging.getLogger(__name__)
 
+JSON = "application/json"
 PARSE_ASIDE = 64 << 10  # bytes; longer bodies are parsed beside the event loop
 _ID = re.compile(r"[0-9a-f]{32}")
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
@@ -76,6 +77,7 @@ class App:
         path = "/" + "/".join(part for part in http.path.split("/") if part)
         http[PATH] = path
         try:
+            self.state.hosts.check(http.headers.get("Host"))
             handler = self._find(http.method, path)
             if path.startswith(("/v1/", "/tokenize", "/detokenize")):
                 http[TENANT] = self.state.keys.tenant(http.headers.get("Authorization"))
@@ -128,8 +130,21 @@ class App:
         return handler
 
     async def _raw(self, http: web.Request) -> bytes:
+        # A web page may send other types anywhere without asking first; nobody else needs to.
+        if http.content_type != JSON:
+            raise ApiError(
+                415,
+                f"The body must be JSON: send the header Content-Type: {JSON}.",
+                code="unsupported_media_type",
+            )
+        seconds = self.state.config.gateway.read_timeout
         try:
-            return await http.read()
+            async with asyncio.timeout(seconds):
+                return await http.read()
+        except TimeoutError:
+            raise ApiError(
+                408, f"The body did not come within {seconds:g} s.", code="request_timeout"
+            ) from None
         except (RequestPayloadError, HttpProcessingError) as error:
             raise ApiError(400, f"The body cannot be read: {error}.", code="invalid_body") from None
 
@@ -304,7 +319,10 @@ def error_response(error: ApiError) -> web.Response:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return _json(error.body(), error.status, headers)
+    response = _json(error.body(), error.status, headers)
+    if error.status == 408:
+        response.force_close()
+    return response
 
 
 def _identity(http: web.Request) -> str:

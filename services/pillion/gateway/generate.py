@@ -1,5 +1,7 @@
 """Runs a new request of either form and answers it."""
 
+from functools import partial
+
 from aiohttp import web
 
 from pillion import clock, ids
@@ -18,10 +20,10 @@ async def generate(
     """Runs a validated request and answers it. Raises ApiError as long as nothing was sent."""
     arrival, start = clock.wall(), clock.monotonic()
     model = state.served(asked.model)
-    state.ready(model)
+    facts = state.ready(model)
     if isinstance(asked.prompt, Messages) and asked.prompt.ignored_keys:
         state.accounts.metrics[names.IGNORED_KEYS].inc(asked.prompt.ignored_keys)
-    prompts = await state.texter(lambda: model.encode(asked.prompt))
+    prompts = await state.texter(partial(model.encode, asked.prompt, facts.max_model_len))
     echoed = await state.texter(lambda: model.texts(asked.prompt)) if asked.output.echo else ()
     # Asked again: nothing waits from here to where the request counts as live, so no drain overlooks it.
     facts = state.ready(model)

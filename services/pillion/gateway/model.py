@@ -16,6 +16,7 @@ from pillion.modelfiles import SamplingDefaults, chat_templates, locate, samplin
 T = TypeVar("T")
 
 WORKERS = 2
+MAX_CHARACTERS = 2 << 20  # of a text that nothing else bounds; tokenizing takes some 150 bytes for each
 
 
 class Model:
@@ -29,15 +30,23 @@ class Model:
         self.template = template
         self.defaults = defaults
 
-    def encode(self, prompt: Messages | Texts) -> tuple[tuple[int, ...], ...]:
-        """The prompts' token ids. Raises ApiError."""
+    def encode(self, prompt: Messages | Texts, max_tokens: int | None = None) -> tuple[tuple[int, ...], ...]:
+        """The prompts' token ids. Raises ApiError.
+
+        What can only be longer than `max_tokens` is refused before it takes time and memory.
+        """
         param = "messages" if isinstance(prompt, Messages) else "prompt"
+        most = MAX_CHARACTERS
+        if max_tokens is not None:
+            most = min(most, max_tokens * self.tokenizer.longest)
         try:
             if isinstance(prompt, Messages):
-                return (self._chat(prompt),)
+                return (self._chat(prompt, most),)
             if prompt.ids:
                 return prompt.ids
             special = prompt.add_special_tokens
+            for text in prompt.texts:
+                _bounded(text, most, param)
             return tuple(tuple(self.tokenizer.encode(text, add_special=special)) for text in prompt.texts)
         except TextError as error:
             raise bad(param, f"{param}: {error}.", "invalid_unicode") from None
@@ -50,8 +59,9 @@ class Model:
             return tuple(self.tokenizer.decode(ids, skip_special=False) for ids in prompt.ids)
         return prompt.texts
 
-    def _chat(self, prompt: Messages) -> tuple[int, ...]:
+    def _chat(self, prompt: Messages, most: int) -> tuple[int, ...]:
         rendered = self._render(prompt)
+        _bounded(rendered, most, "messages")
         if prompt.add_special_tokens:
             return tuple(self.tokenizer.encode(bare(rendered), add_special=True, control=True))
         return tuple(self.tokenizer.encode_chat(rendered))
@@ -68,6 +78,16 @@ class Model:
             raise ApiError(
                 400, f"messages: {error}.", param="messages", code="chat_template_failed"
             ) from None
+
+
+def _bounded(text: str, most: int, param: str) -> None:
+    if len(text) > most:
+        raise bad(
+            param,
+            f"{param} gives {len(text)} characters, which are too many tokens for this server; "
+            f"at most {most} are looked at. Shorten it.",
+            "context_length_exceeded",
+        )
 
 
 def load_model(config: Config) -> Model:

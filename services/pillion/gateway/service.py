@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import resource
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -12,20 +13,23 @@ from redis.exceptions import RedisError
 from pillion import clock
 from pillion.actors import Exit, Stop, Supervisor
 from pillion.bus import UNREACHABLE, Tail
-from pillion.config import Config
+from pillion.config import Config, ConfigError
 from pillion.contracts.entries import Heartbeat, UnknownSchema, decode
 from pillion.gateway.app import App
-from pillion.gateway.listener import Runner
+from pillion.gateway.listener import Patience, Runner
 from pillion.gateway.model import load_model
 from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.renewal import renew
 from pillion.gateway.state import State
 from pillion.gateway.templates import TemplateError
+from pillion.gateway.tls import Certificate
 from pillion.modelfiles import ModelFileError
 
 log = logging.getLogger(__name__)
 
 _IN_USE = "the port is in use"
 LEAVE_PATIENCE = 2.0  # seconds for the last words to Redis
+DESCRIPTORS = 128  # open files beside the clients' connections
 HANDLERS_END = 1.0  # seconds that cancelled handlers get
 
 
@@ -33,6 +37,13 @@ class Gateway:
     """The actors of one gateway."""
 
     def __init__(self, config: Config, url: str) -> None:
+        """Raises ConfigError for keys or a certificate that cannot be used."""
+        settings = config.gateway
+        if settings.ssl_keyfile and not settings.ssl_certfile:
+            raise ConfigError("--ssl-keyfile needs --ssl-certfile, the certificate that it belongs to")
+        self.certificate = (
+            Certificate(settings.ssl_certfile, settings.ssl_keyfile) if settings.ssl_certfile else None
+        )
         self.state = State(config, url)
         self.port = 0  # once it listens
         self.listens = asyncio.Event()
@@ -52,14 +63,25 @@ class Gateway:
         self.state.metrics.count_tasks(asyncio.get_running_loop())
         runner = Runner(
             App(self.state).application(),
+            Patience(
+                settings.read_timeout,
+                settings.write_timeout,
+                settings.keepalive_timeout,
+                settings.max_connections,
+            ),
             handler_cancellation=True,  # a client that goes away cancels its handler
             access_log=None,
             shutdown_timeout=HANDLERS_END,
-            keepalive_timeout=75.0,
         )
         await runner.setup()
         try:
-            site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+            site = web.TCPSite(
+                runner,
+                settings.host,
+                settings.port,
+                backlog=1024,
+                ssl_context=self.certificate.context if self.certificate else None,
+            )
             try:
                 await site.start()
             except OSError as error:
@@ -70,7 +92,8 @@ class Gateway:
                 ) from None
             self.port = runner.addresses[0][1]
             self.listens.set()
-            log.info("listens on http://%s:%d", settings.host, self.port)
+            scheme = "https" if self.certificate else "http"
+            log.info("listens on %s://%s:%d", scheme, settings.host, self.port)
             await asyncio.Event().wait()
         finally:
             await runner.cleanup()
@@ -109,8 +132,17 @@ class Gateway:
         while self.state.calls:
             await asyncio.sleep(0.02)
 
+    async def keys(self) -> None:
+        await renew(self.state.keys.files, self.state.keys.read)
+
+    async def tls(self) -> None:
+        assert self.certificate is not None
+        await renew(self.certificate.files, self.certificate.read)
+
     def actors(self) -> dict[str, Callable[[], Awaitable[None]]]:
         return {
+            **({"keys": self.keys} if self.state.keys.files else {}),
+            **({"tls": self.tls} if self.certificate else {}),
             "model": self.model,
             "server": self.server,
             "out": self.state.streams.run,
@@ -138,7 +170,12 @@ async def run(config: Config) -> int:
     if config.stack.redis is None:
         log.error("the gateway needs a Redis: set --redis URL, or start everything with `pillion up`")
         return Exit.USAGE
-    gateway = Gateway(config, config.stack.redis)
+    try:
+        gateway = Gateway(config, config.stack.redis)
+    except ConfigError as error:
+        log.error("%s", error)
+        return Exit.USAGE
+    _allow_descriptors(config.gateway.max_connections)
     supervisor = Supervisor("gateway", config.gateway.drain_timeout)
     for name, actor in gateway.actors().items():
         # A model that cannot be read is not read the second time.
@@ -148,3 +185,16 @@ async def run(config: Config) -> int:
         return await supervisor.run()
     finally:
         await gateway.close()
+
+
+def _allow_descriptors(connections: int) -> None:
+    """Raises the soft limit to what so many connections need, as far as the hard one goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        if allowed < wanted:
+            log.warning(
+                "only %d open files are allowed, too few for --max-connections: see ulimit -n", allowed
+            )

@@ -16,6 +16,7 @@ from pillion.gateway.call import Bus, Call
 from pillion.gateway.fields import shown
 from pillion.gateway.heads import Heads
 from pillion.gateway.health import Replicas, Verdict
+from pillion.gateway.hosts import Hosts
 from pillion.gateway.model import Model, Texter
 from pillion.gateway.outbox import Outbox
 from pillion.gateway.protocol.errors import ApiError, unavailable
@@ -40,7 +41,7 @@ class State:
     """One gateway's. Touched by tasks of one event loop only."""
 
     def __init__(self, config: Config, url: str) -> None:
-        """`url` is Redis'. Connects on first use."""
+        """`url` is Redis'. Connects on first use. Raises ConfigError for keys that cannot be read."""
         self.config = config
         self.id = ids.process_id()
         self.started = int(clock.wall())
@@ -58,7 +59,8 @@ class State:
         self.bus = Bus(self.streams, self.outbox, Heads(read, keys))
         self.beats = keys.beats
         self.replicas = Replicas()
-        self.keys = auth.Keys(config.gateway.api_key)
+        self.keys = auth.Keys(config.gateway.api_key, config.gateway.api_keys_file)
+        self.hosts = Hosts(config.gateway.host, config.gateway.allowed_hosts, keys=self.keys.needed)
         self.texter = Texter()
         self.metrics = Metrics("gateway", VERSION, METRICS)
         self.metrics[names.INBOXES].set_function(lambda: float(len(self.streams)))

@@ -16,6 +16,7 @@ from pillion.modelfiles import Located, ModelFileError, SpecialTokens, special_t
 from pillion.modelfiles.gguf import GgufFile
 from pillion.modelfiles.texts import read_json
 
+MAX_JOINED = 4  # characters that a normalizer makes one of
 _SPACE = "▁"
 
 
@@ -34,7 +35,13 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special = special
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        # A normalizer may join what follows one another, as Unicode's composition does.
+        joins = 1 if backend.normalizer is None else MAX_JOINED
+        self.longest = (
+            max(map(len, vocabulary), default=0) * joins
+        )  # characters of text that one token can take
         self.guard = Guard(token.content for token in added.values() if token.special)
         self._to_bytes, self._errors, self._strip = _decoding(backend)
         self._pieces: dict[int, bytes] = {}

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pillion.config import Config, load
 from pillion.contracts import executor_pb2 as pb
 from pillion.contracts import executor_pb2_grpc
+from pillion.contracts.access import Access
 from pillion.contracts.entries import SCHEMA
 from pillion.executor import attachment, listen, loading
 from pillion.executor.compute import Compute
@@ -33,6 +34,7 @@ from pillion.telemetry import Metrics, names
 
 PROMPT = list(range(10, 30))
 DEADLINE = 20.0
+OPEN = Access(load(environ={}).config.executor)
 
 
 def settings(model: Path, folder: Path, **more: Any) -> Config:
@@ -145,7 +147,7 @@ async def house(engine: Engine, tmp_path: Path) -> AsyncIterator[House]:
     house = House(engine)
     server = grpc.aio.server()
     executor_pb2_grpc.add_ExecutorServicer_to_server(house.servicer, server)
-    house.target = listen.bind(server, f"unix:{tmp_path}/new/e.sock")
+    house.target = listen.bind(server, f"unix:{tmp_path}/new/e.sock", OPEN)
     await server.start()
     house.servicer.ready(house.gate)
     yield house
@@ -521,12 +523,12 @@ async def test_draining_ends_at_once_without_a_scheduler(house: House) -> None:
 async def test_the_socket_is_private_and_a_stale_one_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "e.sock"
     first = grpc.aio.server()
-    listen.bind(first, f"unix:{path}")
+    listen.bind(first, f"unix:{path}", OPEN)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     await first.start()
     with pytest.raises(listen.ListenError, match="another executor listens"):
-        listen.bind(grpc.aio.server(), f"unix:{path}")
+        listen.bind(grpc.aio.server(), f"unix:{path}", OPEN)
     await first.stop(0)
     path.unlink(missing_ok=True)
     import socket
@@ -535,7 +537,7 @@ async def test_the_socket_is_private_and_a_stale_one_is_replaced(tmp_path: Path)
         dead.bind(str(path))
     assert path.is_socket()
     second = grpc.aio.server()
-    listen.bind(second, f"unix:{path}")
+    listen.bind(second, f"unix:{path}", OPEN)
     await second.start()
     await second.stop(0)
 

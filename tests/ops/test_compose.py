@@ -48,6 +48,21 @@ def test_the_password_is_needed_and_on_no_command_line(compose: dict[str, Any]) 
     assert "REDIS_PASSWORD=\n" in (ROOT / ".env.example").read_text()
 
 
+def test_scheduler_and_executor_share_a_secret_that_is_needed(compose: dict[str, Any]) -> None:
+    shown = {
+        name: service["environment"].get("PILLION_EXECUTOR_SECRET")
+        for name, service in compose["services"].items()
+    }
+    secret = "${EXECUTOR_SECRET:?set EXECUTOR_SECRET in .env}"
+    assert shown == {name: secret if name in ("scheduler", "executor") else None for name in shown}
+    assert "EXECUTOR_SECRET=\n" in (ROOT / ".env.example").read_text()
+
+
+def test_the_published_gateway_answers_to_local_names_only(compose: dict[str, Any]) -> None:
+    environment = compose["services"]["gateway"]["environment"]
+    assert environment["PILLION_ALLOWED_HOSTS"] == "${ALLOWED_HOSTS:-gateway}"
+
+
 def test_services_start_when_what_they_need_is_healthy(compose: dict[str, Any]) -> None:
     waits = {name: service.get("depends_on", {}) for name, service in compose["services"].items()}
     assert {name: sorted(needed) for name, needed in waits.items()} == {

@@ -3,18 +3,19 @@
 import json
 import os
 
+from pillion.addresses import loopback
 from pillion.bus import Connection, Keys
 from pillion.config import Config
 from pillion.contracts.entries import Facts, Heartbeat, decode
 from pillion.ops.stack import url
 from pillion.words import counted
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def warning(config: Config) -> str | None:
     """What is unsafe about the gateway's address."""
-    if config.gateway.host in _LOOPBACK or config.gateway.api_key:
+    gateway = config.gateway
+    if loopback(gateway.host) or gateway.api_key or gateway.api_keys_file:
         return None
     where = f"{config.gateway.host or 'this machine'}:{config.gateway.port}"
     return f"anyone who reaches {where} can use it; set --api-key KEY"
@@ -67,7 +68,11 @@ def _curl(config: Config, model: str) -> list[str]:
         "stream": True,
         "max_tokens": 64,
     }
-    key = " -H 'Authorization: Bearer YOUR_KEY'" if config.gateway.api_key else ""
+    key = (
+        " -H 'Authorization: Bearer YOUR_KEY'"
+        if config.gateway.api_key or config.gateway.api_keys_file
+        else ""
+    )
     return [
         f"curl -N {url(config)}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
         f"  -d '{json.dumps(body)}'",

@@ -24,6 +24,7 @@ class Chat:
     model: str | None
     sampling: dict[str, Any]
     system: str | None = None
+    certificate: str | None = None  # of a stack on this machine
     messages: list[dict[str, str]] = field(default_factory=list)
 
     @classmethod
@@ -31,14 +32,15 @@ class Chat:
         cls, config: Config, url: str | None, model: str | None, system: str | None, sampling: dict[str, Any]
     ) -> "Chat":
         """With the server at `url`, else with the stack of this name. Raises StackError where none runs."""
-        keys = config.gateway.api_key
+        keys, certificate = config.gateway.api_key, None
         if url is None:
             here = stack.running(config)
             if here is None:
                 raise stack.StackError(stack.absent(config))
             url, keys = stack.url(here), keys or here.gateway.api_key
+            certificate = here.gateway.ssl_certfile
         base = url.rstrip("/").removesuffix("/v1")
-        return cls(base, keys[0] if keys else None, model, sampling, system)
+        return cls(base, keys[0] if keys else None, model, sampling, system, certificate)
 
     def run(self, message: str | None) -> int:
         """One answer to `message`, or a conversation on the terminal. Returns the exit code."""
@@ -65,7 +67,7 @@ class Chat:
         return code
 
     def _served(self) -> str:
-        status, body = web.get(f"{self.url}/v1/models", self.api_key)
+        status, body = web.get(f"{self.url}/v1/models", self.api_key, certificate=self.certificate)
         if status != 200:
             raise web.Refused(web.error_message(body))
         return str(body["data"][0]["id"]) if body["data"] else "no model yet"
@@ -88,8 +90,9 @@ class Chat:
         usage: dict[str, Any] = {}
         begin = time.monotonic()
         first = last = 0.0
+        url = f"{self.url}/v1/chat/completions"
         try:
-            with closing(web.stream(f"{self.url}/v1/chat/completions", body, self.api_key)) as events:
+            with closing(web.stream(url, body, self.api_key, self.certificate)) as events:
                 for event in events:
                     usage = event.get("usage") or usage
                     for choice in event["choices"]:

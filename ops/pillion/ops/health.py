@@ -17,7 +17,7 @@ _SECONDS = 3.0
 def check(role: str, config: Config) -> str | None:
     """What is missing, or None."""
     if role == "gateway":
-        return gateway(stack.url(config))
+        return gateway(stack.url(config), config.gateway.ssl_certfile)
     if role == "executor":
         return _executor(config)
     import asyncio  # takes as long as everything else here
@@ -28,10 +28,10 @@ def check(role: str, config: Config) -> str | None:
         return f"no answer within {_SECONDS:g} s"
 
 
-def gateway(url: str) -> str | None:
-    """What the gateway at `url` says is missing until it can answer requests."""
+def gateway(url: str, certificate: str | None = None) -> str | None:
+    """What the gateway at `url` says is missing until it can answer requests; see `web.get`."""
     try:
-        status, body = web.get(f"{url}/health/ready", timeout=_SECONDS)
+        status, body = web.get(f"{url}/health/ready", timeout=_SECONDS, certificate=certificate)
     except web.Unreachable as error:
         return f"the gateway does not answer ({error})"
     if status == 200:

@@ -64,7 +64,8 @@ def url(config: Config) -> str:
     """Where a client on this machine reaches the gateway."""
     host = config.gateway.host
     host = "127.0.0.1" if host in ANY_HOST else host
-    return f"http://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"
+    scheme = "https" if config.gateway.ssl_certfile else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.gateway.port}"
 
 
 def redis_url(socket: Path) -> str:

@@ -151,7 +151,8 @@ class Up:
                 await asyncio.sleep(0.02)
         self._redis_ready.set()
         said = time.monotonic()
-        while (missing := await asyncio.to_thread(health.gateway, self._url)) is not None:
+        certificate = self._config.gateway.ssl_certfile
+        while (missing := await asyncio.to_thread(health.gateway, self._url, certificate)) is not None:
             if time.monotonic() - said > _STILL_SECONDS:
                 said = time.monotonic()
                 self._tell(f"not ready after {said - begin:.0f} s: {missing}")

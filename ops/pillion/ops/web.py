@@ -2,8 +2,10 @@
 
 import http.client
 import json
+import ssl
 from collections.abc import Generator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,10 +20,15 @@ class Refused(Exception):
     """The server answered with an error; the message is the server's own."""
 
 
-def get(url: str, api_key: str | None = None, timeout: float = 5.0) -> tuple[int, Any]:
-    """Status and decoded JSON (the plain text where it is none) of a GET. Raises Unreachable."""
+def get(
+    url: str, api_key: str | None = None, timeout: float = 5.0, certificate: str | None = None
+) -> tuple[int, Any]:
+    """Status and decoded JSON (the plain text where it is none) of a GET. Raises Unreachable.
+
+    `certificate` is the PEM file of a server on this machine: it must be that one, whatever its names are.
+    """
     try:
-        with closing(_connect(url, timeout)) as connection:
+        with closing(_connect(url, timeout, certificate)) as connection:
             connection.request("GET", urlsplit(url).path or "/", headers=_headers(api_key))
             answer = connection.getresponse()
             return answer.status, _decoded(answer.read())
@@ -29,13 +36,15 @@ def get(url: str, api_key: str | None = None, timeout: float = 5.0) -> tuple[int
         raise Unreachable(_reason(error)) from None
 
 
-def stream(url: str, body: dict[str, Any], api_key: str | None = None) -> Generator[Any, None, None]:
+def stream(
+    url: str, body: dict[str, Any], api_key: str | None = None, certificate: str | None = None
+) -> Generator[Any, None, None]:
     """The decoded events of a streamed POST, without [DONE]. Raises Unreachable, Refused.
 
     Closing the iterator closes the connection, which cancels the request.
     """
     try:
-        with closing(_connect(url, READ_SECONDS)) as connection:
+        with closing(_connect(url, READ_SECONDS, certificate)) as connection:
             headers = _headers(api_key) | {"Content-Type": "application/json"}
             connection.request("POST", urlsplit(url).path, json.dumps(body).encode(), headers)
             answer = connection.getresponse()
@@ -54,10 +63,18 @@ def stream(url: str, body: dict[str, Any], api_key: str | None = None) -> Genera
         raise Unreachable(_reason(error)) from None
 
 
-def _connect(url: str, timeout: float) -> http.client.HTTPConnection:
+def _connect(url: str, timeout: float, certificate: str | None) -> http.client.HTTPConnection:
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout)
+    host = parts.hostname or "127.0.0.1"
+    if parts.scheme != "https":
+        return http.client.HTTPConnection(host, parts.port, timeout=timeout)
+    context = ssl.create_default_context()
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_verify_locations(Path(certificate).expanduser())
+    return http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=context)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:

@@ -14,6 +14,7 @@ import grpc.aio
 from pillion.actors import Exit, Stop, Supervisor
 from pillion.config import Config, ConfigError
 from pillion.contracts import executor_pb2_grpc
+from pillion.contracts.access import Access
 from pillion.executor import listen
 from pillion.executor.compute import Compute
 from pillion.executor.loading import load
@@ -38,6 +39,11 @@ _OPTIONS: Sequence[tuple[str, Any]] = (
 
 async def run(config: Config) -> int:
     """Serves until SIGTERM. Returns the exit code."""
+    try:
+        access = Access(config.executor)
+    except ConfigError as error:
+        log.error("%s", error)
+        return Exit.USAGE
     compute = Compute()
     metrics = Metrics("executor", version("pillion"), (m for m in names.METRICS if m.layer == "executor"))
     servicer = Servicer(compute, Watch(metrics, Spans(tracing.tracer())))
@@ -54,10 +60,10 @@ async def run(config: Config) -> int:
         log.info("ready; %d MiB resident", resident() >> 20)
 
     async def server() -> None:
-        grpc_server = grpc.aio.server(options=_OPTIONS)
+        grpc_server = grpc.aio.server(interceptors=[listen.Door(access)], options=_OPTIONS)
         executor_pb2_grpc.add_ExecutorServicer_to_server(servicer, grpc_server)  # type: ignore[no-untyped-call]
         try:
-            target = listen.bind(grpc_server, listen.address(config))
+            target = listen.bind(grpc_server, listen.address(config), access)
         except listen.ListenError as error:
             raise Stop(Exit.USAGE, str(error)) from None
         await grpc_server.start()

@@ -74,14 +74,12 @@ def _listed(file: Path) -> Iterator[tuple[bytes, str]]:
     for tenant, value in tree.items():
         if not _NAME.fullmatch(tenant):
             raise ConfigError(
-                f"{file}: a tenant's name has 1 to 64 letters, digits, - and _; {tenant[:80]!r} is none"
+                f"{file}: {tenant[:80]!r} is no tenant's name: 1 to 64 letters, digits, - and _"
             )
         for known in value if isinstance(value, list) else [value]:
             if not isinstance(known, str) or not _HASH.fullmatch(known):
                 # What stands there may be the key itself: it is not repeated.
-                raise ConfigError(
-                    f"{file}: {tenant} needs the hash of a key, as `pillion key {tenant}` prints it"
-                )
+                raise ConfigError(f"{file}: {tenant} needs a key's hash, as `pillion key {tenant}` prints it")
             if tenants.setdefault(known, tenant) != tenant:
                 raise ConfigError(f"{file}: {tenants[known]} and {tenant} have the same key")
             yield bytes.fromhex(known), tenant

@@ -8,6 +8,7 @@ header, which names the domain. Keys stop such a page too, since it has none.
 import ipaddress
 from collections.abc import Iterable
 
+from pillion.addresses import loopback
 from pillion.gateway.protocol.errors import ApiError
 
 ALL = "*"
@@ -38,14 +39,6 @@ class Hosts:
             "or with API keys.",
             code="host_not_allowed",
         )
-
-
-def loopback(host: str) -> bool:
-    """Whether what listens on `host` is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _bare(host: str) -> str:

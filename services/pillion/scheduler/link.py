@@ -11,6 +11,7 @@ import grpc.aio
 from pillion.actors import Exit, Stop
 from pillion.contracts import executor_pb2 as pb
 from pillion.contracts import executor_pb2_grpc
+from pillion.contracts.access import Access
 from pillion.scheduler import wire
 from pillion.scheduler.messages import Connected, Disconnected, Event, Plan, StepFailed
 
@@ -32,11 +33,12 @@ _OPTIONS = (
 class Link:
     """Owns the channel. `deliver` takes Connected, StepDone, StepFailed and Disconnected, in this order."""
 
-    def __init__(self, address: str, replica: str, deliver: Callable[[Event], None]) -> None:
+    def __init__(self, address: str, replica: str, deliver: Callable[[Event], None], access: Access) -> None:
         self.address = address
         self.replica = replica
         self.why_not = "no executor is attached"  # for readiness; empty while attached
         self._deliver = deliver
+        self._access = access
         # One queue an attachment, None while there is none: a former one's writer takes nothing more.
         self._plans: asyncio.Queue[Plan | None] | None = None
         self._given_up: asyncio.Future[str] | None = None  # of this attachment; gets the reason
@@ -52,17 +54,25 @@ class Link:
             self._given_up.set_result(reason)
 
     async def run(self, epoch: int) -> None:
-        """Attaches without end. Raises Stop where the executor knows a later epoch."""
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+        """Attaches without end. Raises Stop where the executor knows a later epoch or another secret."""
+        async with self._channel() as channel:
             stub = executor_pb2_grpc.ExecutorStub(channel)  # type: ignore[no-untyped-call]
             while True:
                 try:
                     await self._attach(stub, epoch)
                 except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                        raise Stop(Exit.USAGE, f"executor at {self.address}: {error.details()}") from None
                     self._lost(f"executor at {self.address}: {error.code().name.lower()}: {error.details()}")
                 except TimeoutError:
                     self._lost(f"executor at {self.address}: no answer within {ANSWER:g} s")
                 await asyncio.sleep(_RETRY)
+
+    def _channel(self) -> grpc.aio.Channel:
+        credentials = None if self.address.startswith("unix:") else self._access.channel()
+        if credentials is None:
+            return grpc.aio.insecure_channel(self.address, options=_OPTIONS)
+        return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
 
     def _lost(self, reason: str, orderly: bool = False) -> None:
         if self._plans is not None:
@@ -74,7 +84,7 @@ class Link:
     async def _attach(self, stub: executor_pb2_grpc.ExecutorStub, epoch: int) -> None:
         """Raises AioRpcError where the stream breaks, TimeoutError where nobody answers the Open."""
         plans: asyncio.Queue[Plan | None] = asyncio.Queue(PLANS)
-        call = stub.Attach(self._messages(epoch, plans))
+        call = stub.Attach(self._messages(epoch, plans), metadata=self._access.metadata)
         self._given_up = asyncio.get_running_loop().create_future()
         listening = asyncio.create_task(self._listen(call, plans))
         either: list[asyncio.Future[Any]] = [listening, self._given_up]

@@ -13,7 +13,8 @@ import msgspec
 from pillion import clock, ids
 from pillion.actors import Exit, Mailbox, Stop, Supervisor
 from pillion.bus import Connection, Group, Keys, Lease, Tail
-from pillion.config import Config
+from pillion.config import Config, ConfigError
+from pillion.contracts.access import Access
 from pillion.contracts.entries import Cancel, Facts, Heartbeat, UnknownSchema, decode
 from pillion.scheduler.beat import Beat
 from pillion.scheduler.core import Core
@@ -58,6 +59,7 @@ class Service:
     """One replica's scheduler, once the lease is held."""
 
     def __init__(self, config: Config, url: str) -> None:
+        """Raises ConfigError for certificates that cannot be used."""
         replica = config.scheduler.replica
         self.config = config
         self.replica = replica
@@ -74,7 +76,8 @@ class Service:
         self.spans = Spans()
         self.mailbox: Mailbox[Event] = Mailbox(MAILBOX)
         self.beat = Beat(beat, self.keys, self._heartbeat)
-        self.link = Link(executor_address(config), replica, self.mailbox.put_control)
+        access = Access(config.executor)
+        self.link = Link(executor_address(config), replica, self.mailbox.put_control, access)
         self.publisher = Publisher(
             publish, self.keys, replica, self.lease, self.ledger, config.scheduler.journal_retention
         )
@@ -275,7 +278,10 @@ async def run(config: Config) -> int:
     """Serves until SIGTERM. Returns the exit code."""
     if config.stack.redis is None:
         raise Stop(Exit.USAGE, "the scheduler needs --redis URL; `pillion up` starts an embedded one")
-    service = Service(config, config.stack.redis)
+    try:
+        service = Service(config, config.stack.redis)
+    except ConfigError as error:
+        raise Stop(Exit.USAGE, str(error)) from None
     supervisor = Supervisor(f"scheduler {service.replica}", config.gateway.drain_timeout)
 
     async def lead() -> None:

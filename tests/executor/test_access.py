@@ -1,4 +1,4 @@
-"""Who may attach to an executor on a network: real gRPC over TCP, with and without secret and certificates."""
+"""Who may attach to an executor on a network: real gRPC over TCP, with secrets and certificates."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -110,7 +110,7 @@ async def test_certificates_are_asked_for_on_both_sides(house: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("target", ["0.0.0.0:0", "[::]:0", "executor:50051", "192.0.2.1:1"])
-def test_a_door_to_the_network_needs_a_lock(target: str) -> None:
+async def test_a_door_to_the_network_needs_a_lock(target: str) -> None:
     with pytest.raises(listen.ListenError, match="--executor-secret"):
         listen.bind(grpc.aio.server(), target, Access(config().executor))
 

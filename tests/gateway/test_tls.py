@@ -64,7 +64,8 @@ async def test_https_and_a_new_certificate_while_it_runs(processes: Any, tmp_pat
         serial(port, ssl.create_default_context())
     old = ssl.create_default_context()
     authority.configure_trust(old)
-    old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.warns(DeprecationWarning):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises((ssl.SSLError, ConnectionError, ValueError)):
         serial(port, old)
     other = tmp_path / "other"

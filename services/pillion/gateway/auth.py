@@ -73,9 +73,7 @@ def _listed(file: Path) -> Iterator[tuple[bytes, str]]:
     tenants: dict[str, str] = {}
     for tenant, value in tree.items():
         if not _NAME.fullmatch(tenant):
-            raise ConfigError(
-                f"{file}: {tenant[:80]!r} is no tenant's name: 1 to 64 letters, digits, - and _"
-            )
+            raise ConfigError(f"{file}: {tenant[:80]!r} is no tenant's name: 1 to 64 letters, digits, -, _")
         for known in value if isinstance(value, list) else [value]:
             if not isinstance(known, str) or not _HASH.fullmatch(known):
                 # What stands there may be the key itself: it is not repeated.

@@ -48,10 +48,9 @@ def build_tokenizer(gguf: GgufFile) -> Tokenizer:
 
     Raises ModelFileError.
     """
-    tokens = gguf.array(_KEY + "tokens")
-    if tokens is None:
+    texts = gguf.strings(_KEY + "tokens")
+    if texts is None:
         raise ModelFileError(f"{gguf.path} holds no tokenizer; use a file that was converted with one")
-    texts = list(tokens)
     kind = gguf.text(_KEY + "model")
     match kind:
         case "gpt2":
@@ -62,7 +61,7 @@ def build_tokenizer(gguf: GgufFile) -> Tokenizer:
             raise ModelFileError(
                 f"{gguf.path}: tokenizer {kind} is not supported; supported are gpt2 and llama"
             )
-    types = gguf.array(_KEY + "token_type")
+    types = gguf.numbers(_KEY + "token_type")
     added = {CONTROL: True, _UNKNOWN: True, _USER_DEFINED: False}
     tokenizer.add_tokens(
         [
@@ -84,10 +83,10 @@ def _byte_level(gguf: GgufFile, texts: list[str]) -> tuple[Tokenizer, bool]:
             + ", ".join(_PRE)
         )
     merges = []
-    for merge in gguf.array(_KEY + "merges") or ():
+    for merge in gguf.strings(_KEY + "merges") or ():
         left, space, right = merge.partition(" ")
         if not space or not left or not right:
-            raise ModelFileError(f"{gguf.path}: {_KEY}merges holds {merge!r}, which is no pair")
+            raise ModelFileError(f"{gguf.path}: {_KEY}merges holds {merge[:80]!r}, which is no pair")
         merges.append((left, right))
     vocabulary = {text: number for number, text in enumerate(texts)}
     try:
@@ -109,11 +108,11 @@ def _byte_level(gguf: GgufFile, texts: list[str]) -> tuple[Tokenizer, bool]:
 
 def _sentencepiece(gguf: GgufFile, texts: list[str]) -> Tokenizer:
     """SentencePiece merges the neighbours whose union has the best score; as a list of merges, best first."""
-    scores = list(gguf.array(_KEY + "scores") or ())
+    scores = gguf.numbers(_KEY + "scores") or []
     if len(scores) != len(texts):
         raise ModelFileError(f"{gguf.path}: {_KEY}scores has {len(scores)} entries for {len(texts)} tokens")
     vocabulary = {text: number for number, text in enumerate(texts)}
-    types = list(gguf.array(_KEY + "token_type") or ())
+    types = gguf.numbers(_KEY + "token_type") or []
     mergeable = (
         {text for text, type_ in zip(texts, types, strict=False) if type_ == 1} if types else set(texts)
     )

@@ -16,9 +16,13 @@ from typing import Any
 from pillion.modelfiles.errors import ModelFileError
 
 MAGIC = b"GGUF"
+# Far beyond what any model needs, and small enough that a hostile file costs neither time nor memory.
 MAX_DIMS = 4
 MAX_NESTING = 2
-MAX_NAME = 1 << 16
+MAX_NAME = 1 << 16  # bytes
+MAX_ENTRIES = 1 << 16  # tensors, and metadata pairs
+MAX_ELEMENTS = 1 << 23  # of all arrays together; a vocabulary has some 2^18 tokens and 2^19 merges
+MAX_TEXT = 64 << 20  # bytes of all strings together that do not stand in an array
 
 _STRING, _ARRAY = 8, 9
 # Value type -> struct code; strings and arrays are read apart.
@@ -147,7 +151,7 @@ class GgufFile:
         for _ in range(pair_count):
             key = cursor.string("a metadata key", MAX_NAME)
             if key in self.metadata:
-                raise ModelFileError(f"{self.path}: metadata {key} stands twice")
+                raise ModelFileError(f"{self.path}: metadata {shown(key)} stands twice")
             self.metadata[key] = cursor.value(key)
         entries = [cursor.tensor() for _ in range(tensor_count)]
 
@@ -159,17 +163,30 @@ class GgufFile:
         for name, shape, kind, offset in entries:
             tensor = Tensor(name, shape, kind, self.data_start + offset, _nbytes(shape, kind))
             if name in self.tensors:
-                raise ModelFileError(f"{self.path}: tensor {name} stands twice")
+                raise ModelFileError(f"{self.path}: tensor {shown(name)} stands twice")
             if offset % alignment:
                 raise ModelFileError(
-                    f"{self.path}: tensor {name} starts at {offset}, not aligned to {alignment}"
+                    f"{self.path}: tensor {shown(name)} starts at {offset}, not aligned to {alignment}"
                 )
             if tensor.offset + tensor.nbytes > self.size:
                 raise ModelFileError(
-                    f"{self.path} is truncated: tensor {name} ends at byte {tensor.offset + tensor.nbytes}, "
-                    f"the file has {self.size}; fetch it again"
+                    f"{self.path} is truncated: tensor {shown(name)} ends at byte "
+                    f"{tensor.offset + tensor.nbytes}, the file has {self.size}; fetch it again"
                 )
             self.tensors[name] = tensor
+        self._apart()
+
+    def _apart(self) -> None:
+        """No byte belongs to two tensors."""
+        end, before = 0, ""
+        for tensor in sorted(self.tensors.values(), key=lambda tensor: tensor.offset):
+            if tensor.offset < end:
+                raise ModelFileError(
+                    f"{self.path} is damaged: tensors {shown(before)} and {shown(tensor.name)} overlap; "
+                    "fetch it again"
+                )
+            if tensor.nbytes:
+                end, before = tensor.offset + tensor.nbytes, tensor.name
 
     def data(self, tensor: Tensor) -> memoryview:
         """The tensor's bytes, in the map."""
@@ -200,6 +217,20 @@ class GgufFile:
         value: Array | None = self._typed(key, Array, "an array")
         return value
 
+    def strings(self, key: str) -> list[str] | None:
+        """An array of strings, decoded, or None where it is absent."""
+        value = self.array(key)
+        if value is not None and value.type != _STRING:
+            raise ModelFileError(f"{self.path}: metadata {key} is not an array of strings")
+        return None if value is None else list(value)
+
+    def numbers(self, key: str) -> list[Any] | None:
+        """An array of numbers, decoded, or None where it is absent."""
+        value = self.array(key)
+        if value is not None and value.type not in _SCALARS:
+            raise ModelFileError(f"{self.path}: metadata {key} is not an array of numbers")
+        return None if value is None else list(value)
+
     def _typed(self, key: str, kind: Any, said: str) -> Any:
         value = self.metadata.get(key)
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
@@ -224,6 +255,11 @@ class GgufFile:
         self.close()
 
 
+def shown(name: str) -> str:
+    """A name from a file, fit for one line of a message."""
+    return name if name.isprintable() and len(name) <= 80 else repr(name[:80])
+
+
 def _nbytes(shape: tuple[int, ...], kind: int) -> int:
     _, block, size = TENSOR_TYPES[kind]
     elements = 1
@@ -237,6 +273,7 @@ class _Cursor:
 
     def __init__(self, buffer: memoryview, size: int, path: Path) -> None:
         self.buffer, self.size, self.path, self.at = buffer, size, path, 0
+        self._elements, self._text = MAX_ELEMENTS, MAX_TEXT  # what may still come
 
     def preamble(self) -> tuple[int, int, int]:
         """Version, number of tensors, number of metadata pairs."""
@@ -258,12 +295,19 @@ class _Cursor:
                 f"{self.path} announces {tensors} tensors and {pairs} metadata pairs, "
                 f"more than its {self.size} bytes hold"
             )
+        if max(tensors, pairs) > MAX_ENTRIES:
+            raise ModelFileError(
+                f"{self.path} has {tensors} tensors and {pairs} metadata pairs; {MAX_ENTRIES} can be read"
+            )
         return version, tensors, pairs
 
     def string(self, what: str, limit: int | None = None) -> str:
         length = self._number("Q", f"the length of {what}")
         if limit is not None and length > limit:
             raise ModelFileError(f"{self.path}: the length of {what} is {length}, more than {limit}")
+        self._text -= length
+        if self._text < 0 and length <= self.size - self.at:
+            raise ModelFileError(f"{self.path}: its texts are longer than {MAX_TEXT} bytes, up to {what}")
         start = self._take(length, what)
         try:
             return str(self.buffer[start : start + length], "utf-8")
@@ -271,7 +315,7 @@ class _Cursor:
             raise ModelFileError(f"{self.path}: {what} is not UTF-8") from None
 
     def value(self, key: str) -> Any:
-        what = f"metadata {key}"
+        what = f"metadata {shown(key)}"
         kind = self._number("I", f"the type of {what}")
         if kind == _STRING:
             return self.string(what)
@@ -284,7 +328,7 @@ class _Cursor:
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape with rows first, type, offset from the data's start."""
         name = self.string("a tensor's name", MAX_NAME)
-        what = f"tensor {name}"
+        what = f"tensor {shown(name)}"
         dims = self._number("I", f"the dimensions of {what}")
         if not 1 <= dims <= MAX_DIMS:
             raise ModelFileError(f"{self.path}: {what} has {dims} dimensions, 1 to {MAX_DIMS} are possible")
@@ -301,10 +345,17 @@ class _Cursor:
         return name, shape, kind, self._number("Q", f"the offset of {what}")
 
     def _array(self, key: str, depth: int) -> Array:
-        what = f"metadata {key}"
+        what = f"metadata {shown(key)}"
         kind = self._number("I", f"the type of {what}")
         count = self._number("Q", f"the length of {what}")
         start = self.at
+        if count > self.size - start:
+            raise ModelFileError(self._short(what))
+        self._elements -= count
+        if self._elements < 0:
+            raise ModelFileError(
+                f"{self.path}: its arrays have more than {MAX_ELEMENTS} elements, up to {what}"
+            )
         if kind in _SCALARS:
             self._take(count * struct.calcsize("<" + _SCALARS[kind]), what)
         elif kind == _STRING:

@@ -53,20 +53,21 @@ def special_tokens(located: Located) -> SpecialTokens:
 
 def _of_gguf(path: Path, sources: Iterable[str]) -> SpecialTokens:
     with GgufFile(path) as gguf:
-        array = gguf.array("tokenizer.ggml.tokens")
-        tokens = list(array) if array else []
-        types = list(gguf.array("tokenizer.ggml.token_type") or ())
+        tokens = gguf.strings("tokenizer.ggml.tokens") or []
+        types = gguf.numbers("tokenizer.ggml.token_type") or []
         prefix = "tokenizer.ggml."
         roles: dict[str, str] = {}
         for role, name in _GGUF_ROLES.items():
             number = gguf.integer(f"{prefix}{name}_token_id")
             if number is not None:
-                if number >= len(tokens):
+                if not 0 <= number < len(tokens):
                     raise ModelFileError(
                         f"{path}: {prefix}{name}_token_id is {number}, but there are {len(tokens)} tokens"
                     )
                 roles[role] = tokens[number]
         ends = {gguf.integer(prefix + key) for key in _GGUF_ENDS} - {None}
+        if any(number is not None and number < 0 for number in ends):
+            raise ModelFileError(f"{path}: an end token's id is negative")
         control = {
             tokens[number]: number for number, kind in enumerate(types[: len(tokens)]) if kind == CONTROL
         }
@@ -100,9 +101,13 @@ def _of_folder(folder: Path, sources: Iterable[str]) -> SpecialTokens:
 
 def _added_tokens(folder: Path, config: dict[str, Any]) -> dict[Any, int]:
     path = folder / "tokenizer.json"
-    added = {
-        _content(entry): int(number) for number, entry in (config.get("added_tokens_decoder") or {}).items()
-    }
+    decoder = config.get("added_tokens_decoder") or {}
+    try:
+        added = {_content(entry): int(number) for number, entry in decoder.items()}
+    except (AttributeError, ValueError):
+        raise ModelFileError(
+            f"{folder / 'tokenizer_config.json'}: added_tokens_decoder must map token ids to tokens"
+        ) from None
     try:
         added |= {
             token.content: token.id
@@ -110,7 +115,7 @@ def _added_tokens(folder: Path, config: dict[str, Any]) -> dict[Any, int]:
         }
     except FileNotFoundError:
         return added  # the gateway says what a missing tokenizer means; the executor can do without
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelFileError(f"{path} is no tokenizer ({error}); fetch it again") from None
     return added
 

@@ -7,6 +7,8 @@ import msgspec
 
 from pillion.modelfiles.errors import ModelFileError
 
+MAX_BYTES = 256 << 20  # of one file; the largest tokenizers have some 40 MiB
+
 
 def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """The object in `path`; {} where it is absent and optional. Raises ModelFileError."""
@@ -26,6 +28,10 @@ def read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
 def read_bytes(path: Path) -> bytes:
     """The file's bytes. Raises FileNotFoundError, and ModelFileError for all else."""
     try:
+        if not path.is_file() and path.exists():  # reading a pipe might never end
+            raise ModelFileError(f"{path} is no regular file; fetch the model again")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ModelFileError(f"{path} has {size} bytes; at most {MAX_BYTES} are read of such a file")
         return path.read_bytes()
     except FileNotFoundError:
         raise

@@ -11,11 +11,12 @@ from safetensors import SafetensorError, safe_open
 
 from pillion.executor.weights.identity import identity
 from pillion.modelfiles import ModelFileError
+from pillion.modelfiles.gguf import shown
 from pillion.modelfiles.texts import read_json
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_MAX_HEADER = 100_000_000  # bytes; the format's own limit
+_MAX_HEADER = 32 << 20  # bytes, of some 100 a tensor; the format allows 100 MB
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -73,10 +74,11 @@ class SafetensorsFolder:
 
 
 def _opened(path: Path) -> Any:
+    """The library checks once more: sizes against types, and that tensors fill the file without overlap."""
     try:
         return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise ModelFileError(f"{path} is no safetensors file: {error}; fetch it again") from None
+    except (SafetensorError, OSError) as error:
+        raise ModelFileError(f"{path} is no safetensors file: {str(error)[:200]}; fetch it again") from None
 
 
 def _files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
@@ -116,26 +118,28 @@ def _header(path: Path) -> tuple[dict[str, _Entry], int]:
                 raise ModelFileError(
                     f"{path} is truncated or no safetensors file: its header does not fit; fetch it again"
                 )
-            header = msgspec.json.decode(file.read(length), type=dict[str, Any])
+            raw = file.read(length)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        header = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ModelFileError(
             f"{path} is no safetensors file: its header is no JSON object; fetch it again"
         ) from None
     header.pop("__metadata__", None)
     entries: dict[str, _Entry] = {}
-    for name, raw in header.items():
+    for name, part in header.items():
         try:
-            entry = entries[name] = msgspec.convert(raw, _Entry)
-        except msgspec.ValidationError:
+            entry = entries[name] = msgspec.json.decode(part, type=_Entry)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise ModelFileError(
-                f"{path}: the header's entry of tensor {name} is damaged; fetch it again"
+                f"{path}: the header's entry of tensor {shown(name)} is damaged; fetch it again"
             ) from None
         tensor_end = 8 + length + entry.data_offsets[1]
         if tensor_end > size:
             raise ModelFileError(
-                f"{path} is truncated: tensor {name} ends at byte {tensor_end}, the file has {size}; "
+                f"{path} is truncated: tensor {shown(name)} ends at byte {tensor_end}, the file has {size}; "
                 "fetch it again"
             )
     return entries, 8 + length

@@ -24,6 +24,10 @@ class TextError(ValueError):
     """Text that cannot be tokenized, because it is no valid Unicode."""
 
 
+class UnsupportedDecoder(ValueError):
+    """A tokenizer that turns tokens into text in a way that is not known here."""
+
+
 class Tokenizer:
     """One model's tokenizer. Immutable to its users; may be used from several threads."""
 
@@ -108,8 +112,13 @@ def load_tokenizer(located: Located) -> Tokenizer:
     special = special_tokens(located)
     if located.kind == "gguf":
         with GgufFile(located.path) as gguf:
-            return Tokenizer(build_tokenizer(gguf), special)
-    return Tokenizer(_from_folder(located.path, special), special)
+            backend = build_tokenizer(gguf)
+    else:
+        backend = _from_folder(located.path, special)
+    try:
+        return Tokenizer(backend, special)
+    except UnsupportedDecoder as error:
+        raise ModelFileError(f"{located.path}: {error}") from None
 
 
 def _from_folder(folder: Path, special: SpecialTokens) -> tokenizers.Tokenizer:
@@ -157,8 +166,8 @@ def _decoding(backend: tokenizers.Tokenizer) -> tuple[ToBytes, str, Callable[[by
     if set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"} and "Replace" in kinds:
         strips = any(step.get("type") == "Strip" and step.get("start") for step in steps)
         return _byte_fallback, EACH_BYTE, (lambda piece: piece.removeprefix(b" ")) if strips else None
-    raise ModelFileError(
-        f"the tokenizer's decoder ({', '.join(map(str, kinds))}) is of a kind that is not supported"
+    raise UnsupportedDecoder(
+        f"the tokenizer's decoder ({', '.join(map(str, kinds))[:200]}) is of a kind that is not supported"
     )
 
 

@@ -125,6 +125,10 @@ def tensor(name: str, shape: tuple[int, ...], kind: int = 0, offset: int = 0) ->
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
+# An array of eight bytes, in an array of arrays.
+NESTED = struct.pack("<IQ", 0, 8) + bytes(8)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -148,6 +152,22 @@ def tensor(name: str, shape: tuple[int, ...], kind: int = 0, offset: int = 0) ->
         (header(tensors=1, body=tensor("t", (1,) * 9)), "9 dimensions"),
         (header(tensors=2, body=tensor("t", (4,)) * 2 + bytes(64)), "tensor t stands twice"),
         (
+            header(tensors=2, body=tensor("t", (16,)) + tensor("u", (4,), offset=32) + bytes(128)),
+            "tensors t and u overlap",
+        ),
+        (header(tensors=1 << 17, body=bytes(24 << 17)), "131072 tensors"),
+        (header(pairs=1 << 17, body=bytes(13 << 17)), "131072 metadata pairs"),
+        (
+            header(pairs=1, body=text("k") + struct.pack("<IIQ", 9, 0, 1 << 24) + bytes(1 << 24)),
+            "more than 8388608",
+        ),
+        (
+            header(pairs=1, body=text("k") + struct.pack("<IIQ", 9, 9, 1 << 20) + NESTED * (1 << 20)),
+            "more than 8388",
+        ),
+        (header(pairs=1, body=text("k\n" * 99) + struct.pack("<II", 77, 0)), r"metadata 'k\\nk"),
+        (header(pairs=1, body=text("k") + struct.pack("<IIQI", 9, 9, 1, 9) + bytes(40)), "unknown type 9"),
+        (
             header(pairs=1, body=text("general.alignment") + struct.pack("<II", 4, 24)),
             "no power of two",
         ),
@@ -158,6 +178,20 @@ def test_hostile_headers_are_refused_by_name(tmp_path, content, message):
     with pytest.raises(ModelFileError, match=message) as caught:
         opened(tmp_path / "hostile.gguf", content)
     assert "hostile.gguf" in str(caught.value)
+
+
+def test_texts_together_are_bounded(tmp_path):
+    """A file of many long texts is not copied into memory."""
+    pair = text("k") + struct.pack("<I", 8) + text("x" * (1 << 20))
+    body = b"".join(text(f"{number:03}") + pair[9:] for number in range(80))
+    path = tmp_path / "long.gguf"
+    path.write_bytes(header(pairs=80, body=body))
+    tracemalloc.start()
+    with pytest.raises(ModelFileError, match="its texts are longer than"):
+        GgufFile(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 80 << 20
 
 
 def test_a_missing_file_is_said_so(tmp_path):

@@ -14,18 +14,34 @@ from pillion.modelfiles.texts import read_json
 
 def read_spec(located: Located) -> ModelSpec:
     """What the model is made of, from config.json or from a GGUF file's metadata. Raises ModelFileError."""
-    spec = _from_gguf(located.path) if located.kind == "gguf" else _from_config(located.path / "config.json")
+    path = located.path if located.kind == "gguf" else located.path / "config.json"
+    try:
+        spec = _from_gguf(path) if located.kind == "gguf" else _from_config(path)
+    except ModelFileError:
+        raise
+    except (TypeError, ValueError, KeyError, ArithmeticError) as error:
+        raise ModelFileError(f"{path}: a setting of the wrong kind ({str(error)[:200]})") from None
     _check(spec, located.path)
     return replace(spec, end_tokens=tuple(t for t in special_tokens(located).end_ids if t < spec.vocab_size))
 
 
 MOST_LAYERS = 2048  # so that a damaged number is an error, and no list without end
+MOST_SIZE = 1 << 30  # of any other count
 MOST = 1e15  # of a real number: products with lengths stay finite
+_SIZES = (
+    "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_size", "vocab_size", "max_position",
+)  # fmt: skip
 
 
 def _check(spec: ModelSpec, path: Path) -> None:
     if spec.num_layers > MOST_LAYERS:
         raise ModelFileError(f"{path}: {spec.num_layers} layers; at most {MOST_LAYERS} are served")
+    sizes = {name: getattr(spec, name) for name in _SIZES} | {"sliding_window": spec.sliding_window or 1}
+    for name, size in sizes.items():
+        if not 1 <= size <= MOST_SIZE:
+            raise ModelFileError(f"{path}: {name} is {str(size)[:40]}, it must be 1 to {MOST_SIZE}")
+    if not all(0 < divisor < MOST for divisor in spec.rope.divisors or ()):
+        raise ModelFileError(f"{path}: tensor rope_freqs.weight holds what are no positive numbers")
     if spec.num_heads % spec.num_kv_heads:
         raise ModelFileError(
             f"{path}: {spec.num_heads} heads do not divide into {spec.num_kv_heads} KV heads"

@@ -1,17 +1,13 @@
-"""Renders chat templates: Jinja in a sandbox, with the helpers that templates in the field rely on."""
+"""Renders chat templates, with the helpers and the values that templates in the field rely on."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pillion.gateway.guard import Guard
+from pillion.gateway.sandbox import Sandbox
 from pillion.modelfiles import SpecialTokens
 
 MAX_CHARACTERS = 16 << 20  # of one rendered chat
@@ -34,15 +30,17 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """`sources` by name, `default` among them; `guard` is the tokenizer's."""
-        environment = _environment(now)
+        self._sandbox = Sandbox(now)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
             try:
-                self._templates[name] = environment.from_string(source)
+                self._templates[name] = self._sandbox.from_string(source)
             except jinja2.TemplateSyntaxError as error:
                 raise TemplateError(
                     f"the chat template is no valid Jinja: line {error.lineno}: {error.message}"
                 ) from None
+            except RecursionError:
+                raise TemplateError("the chat template is nested too deeply") from None
         self._guard = guard
         roles = ("bos", "eos", "pad", "unk")
         texts = {f"{role}_token": getattr(special, role) for role in roles}
@@ -86,7 +84,8 @@ class ChatTemplate:
             "documents": self._shield(list(documents)) if documents else None,
             "add_generation_prompt": add_generation_prompt,
         }
-        rendered = _bounded(template, values)
+        with self._sandbox.account():
+            rendered = _bounded(template, values)
         return _cut(rendered, last) if continue_final_message else rendered
 
     def _shield(self, value: Any) -> Any:
@@ -120,6 +119,7 @@ def _bounded(template: jinja2.Template, values: Mapping[str, Any]) -> str:
         AttributeError,
         ArithmeticError,
         RecursionError,
+        MemoryError,
     ) as error:
         raise TemplateError(f"the chat template failed on the messages: {error}") from None
     return "".join(parts)
@@ -150,40 +150,3 @@ def _cut(rendered: str, last: str) -> str:
         )
     # The blank behind the mark is gone where the template trims the message; then the message's own go too.
     return head.replace(_END, "") if tail.startswith(" ") else head.replace(_END, "").rstrip()
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it is just its body."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], autoescape=False
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter escapes for HTML, which is not what models were trained on."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -24,7 +24,7 @@ class TextError(ValueError):
     """Text that cannot be tokenized, because it is no valid Unicode."""
 
 
-class UnsupportedDecoder(ValueError):
+class UnsupportedDecoder(ModelFileError):
     """A tokenizer that turns tokens into text in a way that is not known here."""
 
 

@@ -7,6 +7,9 @@ CANCELLED = "cancelled"
 BUS_GONE = "bus_unavailable"
 MOVED = "stream_moved"
 
+MAX_MESSAGE = 600  # characters; a template or a library may have put the user's text into one
+MAX_PARAM = 128
+
 
 class ApiError(Exception):
     """Ends a request with an HTTP status. Messages name fields and limits, never the user's text."""
@@ -23,15 +26,19 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
+        self.message = _cut(message, MAX_MESSAGE)
         self.type = type
-        self.param = param
+        self.param = None if param is None else _cut(param, MAX_PARAM)
         self.code = code
         self.retry_after = retry_after  # seconds
 
     def body(self) -> dict[str, Any]:
         """The JSON body, and the data of an error frame in a stream."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "..."
 
 
 def bad(param: str | None, message: str, code: str | None = None) -> ApiError:

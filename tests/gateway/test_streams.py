@@ -92,7 +92,8 @@ async def test_a_slow_reader_holds_nobody_and_gets_all(start: Any, parse_sse: An
     reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 12)
     body = json.dumps(STREAM | {"logprobs": True, "top_logprobs": 20}).encode()
     # HTTP/1.0: the body is not chunked and ends with the connection.
-    writer.write(b"POST %s HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (PATH.encode(), len(body), body))
+    head = b"POST %s HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    writer.write(head % (PATH.encode(), len(body)) + body)
     slow = await stack.driver.request()
     quick = stack.post(PATH, STREAM)
     request = await stack.driver.request()

@@ -11,7 +11,6 @@ from pillion.ops.stack import url
 from pillion.words import counted
 
 
-
 def warning(config: Config) -> str | None:
     """What is unsafe about the gateway's address."""
     gateway = config.gateway

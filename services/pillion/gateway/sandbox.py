@@ -9,7 +9,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
@@ -27,9 +27,10 @@ from jinja2.visitor import NodeTransformer
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_TEXT = 16 << 20  # characters of one text
-MAX_WORK = 256 << 20  # characters of all texts that are made; an element of a list counts as eight
-MAX_STEPS = 2_000_000  # turns of loops, and calls
-SECONDS = 10.0
+MAX_WORK = 256 << 20  # characters of all texts that are made
+ELEMENT = 32  # characters that an element of a list or table counts as
+MAX_STEPS = 1_000_000  # turns of loops, and calls
+SECONDS = 5.0
 _BITS = 1 << 16  # of an integer
 _WIDTH = 1000  # of a field, an indentation
 
@@ -73,7 +74,7 @@ class Account:
         if isinstance(value, str | bytes):
             self.take(len(value))
         elif isinstance(value, list | tuple | dict):
-            self.take(8 * len(value))
+            self.take(ELEMENT * len(value))
         return value
 
 
@@ -123,11 +124,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._account.step()
         return ""
 
-    def concat(self, *parts: Any) -> str:
+    def concat(self, parts: Iterable[str]) -> str:
+        """What a macro, or a block that is captured, has written."""
+        return str(self._account.made("".join(parts)))
+
+    def joined(self, *parts: Any) -> str:
         """Jinja's `~`."""
         texts = [self.text(part) for part in parts]
         self._account.take(sum(map(len, texts)))
         return "".join(texts)
+
+    def cut(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        """A slice."""
+        return self._account.made(value[start:stop:step])
 
     def written(self, value: Any) -> Any:
         """What stands in `{{ }}`."""
@@ -144,12 +153,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._measure(value)
         return str(self._account.made(str(value)))
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        found = super().getitem(obj, argument)
-        return self._account.made(found) if isinstance(argument, slice) else found
-
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         self = __self
+        if getattr(__obj, "__self__", None) is self:  # those above
+            return __obj(*args)
         self._account.step()
         if isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str | bytes | int):
             args = self._method(__obj.__self__, __obj.__name__, args, kwargs)
@@ -209,7 +216,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                     stack += table.keys()
                     stack += table.values()
                 case list() | tuple() as items:
-                    account.take(8 * len(items))
+                    account.take(ELEMENT * len(items))
                     stack += items
                 case None | bool() | int() | float() | jinja2.Undefined():
                     pass
@@ -252,15 +259,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         indented: str = FILTERS["indent"](text, indentation, first, blank)
         return indented
 
-    @jinja2.pass_environment
-    def _join(environment: "Sandbox", values: Any, between: Any = "", attribute: Any = None) -> str:
-        getter = make_attrgetter(environment, attribute) if attribute is not None else None
+    def _join(self, values: Any, between: Any = "", attribute: Any = None) -> str:
+        getter = make_attrgetter(self, attribute) if attribute is not None else None
+        between = self.text(between)
         texts: list[str] = []
         for value in values:
-            environment.step()
-            texts.append(environment.text(value if getter is None else getter(value)))
-            environment._account.take(len(texts[-1]) + len(str(between)))
-        return environment.text(between).join(texts)
+            self._account.step()
+            texts.append(self.text(value if getter is None else getter(value)))
+            self._account.take(len(texts[-1]) + len(between))
+        joined: str = between.join(texts)
+        return joined
 
     def _replace(self, value: Any, old: Any, new: Any, count: int | None = None) -> str:
         text, old, new = self.text(value), self.text(old), self.text(new)
@@ -297,7 +305,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Metered(NodeTransformer):
-    """Each turn of a loop and each call of a macro takes a step; `~` becomes a call."""
+    """Each turn of a loop and each call of a macro takes a step; `~` and slices become calls."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         node.body.insert(0, _step(node.lineno))
@@ -313,7 +321,15 @@ class _Metered(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _call("concat", node.nodes, node.lineno)
+        return _call("joined", node.nodes, node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        none = nodes.Const(None, lineno=node.lineno)
+        return _call("cut", [node.node, *(bound or none for bound in bounds)], node.lineno)
 
 
 def _step(line: int) -> nodes.Node:
@@ -340,7 +356,7 @@ def _size(value: Any) -> int:
     """In characters, as an account counts."""
     if isinstance(value, str | bytes):
         return len(value)
-    return 8 * len(value) if isinstance(value, list | tuple) else 8
+    return ELEMENT * len(value) if isinstance(value, list | tuple) else ELEMENT
 
 
 def _raise(message: str) -> None:

@@ -544,12 +544,13 @@ async def test_the_socket_is_private_and_a_stale_one_is_replaced(tmp_path: Path)
 
 async def test_addresses_that_cannot_be_say_why(tmp_path: Path) -> None:
     with pytest.raises(listen.ListenError, match="longer than the 107 bytes"):
-        listen.bind(grpc.aio.server(), f"unix:{tmp_path}/{'x' * 120}/e.sock")
+        listen.bind(grpc.aio.server(), f"unix:{tmp_path}/{'x' * 120}/e.sock", OPEN)
     (tmp_path / "file").write_text("")
     with pytest.raises(listen.ListenError, match="is no socket"):
-        listen.bind(grpc.aio.server(), f"unix:{tmp_path}/file")
-    with pytest.raises(listen.ListenError, match="--executor"):
-        listen.bind(grpc.aio.server(), "192.0.2.1:1")
+        listen.bind(grpc.aio.server(), f"unix:{tmp_path}/file", OPEN)
+    guarded = Access(load({"executor_secret": "s"}, environ={}).config.executor)
+    with pytest.raises(listen.ListenError, match=r"cannot listen on 192\.0\.2\.1:1.*--executor"):
+        listen.bind(grpc.aio.server(), "192.0.2.1:1", guarded)
 
 
 def test_the_default_address_is_the_replicas_own(tmp_path: Path) -> None:

@@ -198,7 +198,11 @@ class TestInvalidValues:
 
 class TestSecrets:
     def test_are_known_as_such(self):
-        assert {name for name, leaf in LEAVES.items() if leaf.secret} == {"api_key", "redis"}
+        assert {name for name, leaf in LEAVES.items() if leaf.secret} == {
+            "api_key",
+            "redis",
+            "executor_secret",
+        }
 
     @pytest.mark.parametrize(
         "text", ['[gateway]\napi_key = "hush-1234"', "[gateway]\napi_key = [1, {k = 'hush-1234'}]",

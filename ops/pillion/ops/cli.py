@@ -137,9 +137,9 @@ def health(role: str, config: str | None, **flags: Any) -> None:
 @main.command()
 @click.argument("tenant")
 def key(tenant: str) -> None:
-    """Make an API key for TENANT. The key goes to the terminal, once; its line for --api-keys-file to stdout:
+    """Make an API key for a tenant.
 
-    pillion key alice >> keys.toml
+    The key is shown once, on stderr. Its line for --api-keys-file goes to stdout: pillion key alice >> keys.toml
     """
     import re
 

@@ -139,7 +139,7 @@ def health(role: str, config: str | None, **flags: Any) -> None:
 def key(tenant: str) -> None:
     """Make an API key for a tenant.
 
-    The key is shown once, on stderr. Its line for --api-keys-file goes to stdout: pillion key alice >> keys.toml
+    It is shown once, on stderr. Its line for --api-keys-file goes to stdout: pillion key alice >> keys.toml
     """
     import re
 

@@ -29,7 +29,8 @@ MOST_LAYERS = 2048  # so that a damaged number is an error, and no list without 
 MOST_SIZE = 1 << 30  # of any other count
 MOST = 1e15  # of a real number: products with lengths stay finite
 _SIZES = (
-    "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_size", "vocab_size", "max_position",
+    "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_size", "vocab_size",
+    "max_position",
 )  # fmt: skip
 
 

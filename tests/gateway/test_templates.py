@@ -1,12 +1,14 @@
 # ruff: noqa: E501 - lines of templates are what they are
 """Chat templates against `transformers`' apply_chat_template, and what they may not do."""
 
+import json
 from datetime import datetime
 
 import pytest
 
 from pillion.gateway import templates
 from pillion.gateway.guard import Guard
+from pillion.gateway.protocol.errors import bad
 from pillion.gateway.templates import ChatTemplate, TemplateError
 from pillion.gateway.tokenizer import load_tokenizer
 from pillion.modelfiles import SpecialTokens, chat_templates
@@ -201,3 +203,13 @@ def test_what_is_nested_too_deeply_is_the_clients_error():
         content = [content]
     with pytest.raises(TemplateError, match="nested too deeply"):
         template("x").render([{"role": "user", "content": content}])
+
+
+def test_an_error_repeats_no_long_text():
+    text = "secret " * 10_000
+    for source in ("{{ raise_exception(messages[0].content) }}", "{{ {}[messages[0].content].x }}"):
+        with pytest.raises(TemplateError) as caught:
+            template(source).render([{"role": "user", "content": text}])
+        error = bad(text, f"messages: {caught.value}.")
+        assert len(error.message) < 700 and len(error.param) < 200
+        assert len(json.dumps(error.body())) < 1000

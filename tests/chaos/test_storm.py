@@ -11,7 +11,7 @@ from pillion.ops.chaos.run import Options, run
 from pillion.ops.chaos.schedule import Blow, rolling
 from pillion.ops.chaos.stack import Stack
 
-KILLED = ("scheduler", "executor", "admission", "valkey", "scheduler")
+KILLED = ("gateway", "executor", "admission", "valkey", "scheduler", "gateway")
 STOPPED = ("executor", "scheduler")
 
 
@@ -43,6 +43,7 @@ async def test_a_storm_loses_and_doubles_nothing(tiny_model: Callable[..., Path]
     killed = [blow for blow in raw["blows"] if blow["kind"] == "kill"]
     assert all(blow["new_pid"] not in (None, blow["pid"]) for blow in killed)
     assert total["hit_in_prefill"] > 0 and total["hit_in_decode"] > len(blows), said
+    assert total["resumed"] > 0, said
     assert total["tokens_compared"] > 1000 and (total["lost_tokens"], total["doubled_tokens"]) == (0, 0)
     assert "model load" in raw["by_kind"]["kill executor"]["phases_mean"], said
     assert "lease wait" in raw["by_kind"]["kill scheduler"]["phases_mean"], said
@@ -54,13 +55,17 @@ async def test_a_rolling_restart_under_load_loses_no_token(
     tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Each service ends with 0, though the streams outlive its grace period."""
-    roles = ("admission", "scheduler", "executor", "valkey")
+    roles = ("gateway", "admission", "scheduler", "executor", "valkey")
     stack = stack_of(tiny_model, tmp_path, "--drain-timeout", "1")
     try:
-        record = await run(Options(streams=6, seed=6, output=300, blows=rolling(roles)), stack, print)
+        record = await run(Options(streams=4, seed=6, output=1200, blows=rolling(roles)), stack, print)
     finally:
         await stack.end()
     raw = report.raw(record, stack.lines)
     assert not record.faults and not record.differences, report.words(raw)
     assert [(blow["role"], blow["exit_code"]) for blow in raw["blows"]] == [(role, 0) for role in roles]
-    assert raw["summary"]["hit_in_decode"] > 0
+    total = raw["summary"]
+    assert total["hit_in_decode"] > 0 and total["resumed"] > 0, report.words(raw)
+    for role in ("gateway", "executor"):
+        said = [line.text for line in stack.lines if line.role == role]
+        assert any("what had not ended within 1 s is handed on" in text for text in said), role

@@ -132,6 +132,11 @@ class Gateway:
         while self.state.calls:
             await asyncio.sleep(0.02)
 
+    async def hand_on(self) -> None:
+        """The grace period is over. With the server ends what still runs as if its clients had gone: it is
+        parked, and goes on at any gateway."""
+        log.info("%d requests go on where their clients come back", len(self.state.calls))
+
     async def keys(self) -> None:
         await renew(self.state.keys.files, self.state.keys.read)
 
@@ -180,7 +185,7 @@ async def run(config: Config) -> int:
     for name, actor in gateway.actors().items():
         # A model that cannot be read is not read the second time.
         supervisor.add(name, actor, max_restarts=0 if name == "model" else 5)
-    supervisor.on_drain(gateway.drain)
+    supervisor.on_drain(gateway.drain, gateway.hand_on)
     try:
         return await supervisor.run()
     finally:

@@ -308,7 +308,7 @@ async def run(config: Config) -> int:
     # The core's state cannot be mended in place; a successor process reads the journal instead.
     supervisor.add("replica", led, max_restarts=0)
     supervisor.add("metrics", lambda: endpoint(service.observer.metrics, config.telemetry))
-    supervisor.on_drain(service.drain)
+    supervisor.on_drain(service.drain, service.leave)
     supervisor.on_drain(service.leave)
     try:
         return int(await supervisor.run())

@@ -83,7 +83,8 @@ class Supervisor:
 
     def on_drain(self, hook: Run, hand_on: Run | None = None) -> None:
         """`hook` is awaited when the process shall end, before the actors are cancelled. Where the grace
-        period is over before it returns, `hand_on` leaves the rest to a successor, within LAST_WORDS."""
+        period is over before it returns, `hand_on` leaves the rest to a successor, within LAST_WORDS; the
+        hooks behind it are then left out."""
         self._drains.append((hook, hand_on))
 
     def drain(self) -> None:
@@ -141,6 +142,7 @@ class Supervisor:
                     async with asyncio.timeout(LAST_WORDS):
                         await hand_on()
                     rest = f"; what had not ended within {self.grace:g} s is handed on"
+                    break  # no time is left for the other hooks
         except TimeoutError:
             self._finish(Exit.FORCED, f"not drained within {self.grace:g} s")
         except Stop as stop:

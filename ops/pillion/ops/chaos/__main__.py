@@ -12,14 +12,12 @@ from pillion.ops.chaos import report, schedule
 from pillion.ops.chaos.run import Options, run
 from pillion.ops.chaos.stack import Broken, Stack
 
-DEFAULT = tuple(role for role in schedule.ROLES if role != "gateway")
-
 
 @click.command(context_settings={"ignore_unknown_options": True, "max_content_width": 110})
 @click.option("--streams", default=100, show_default=True, help="requests that run at any time")
 @click.option("--kills", default=50, show_default=True, help="blows: kill -9, and SIGSTOP for some seconds")
 @click.option("--seed", default=1, show_default=True, help="of requests and blows")
-@click.option("--services", default=",".join(DEFAULT), show_default=True, help="who is struck")
+@click.option("--services", default=",".join(schedule.ROLES), show_default=True, help="who is struck")
 @click.option("--output-tokens", default=120, show_default=True, help="the most tokens of an answer")
 @click.option("--rolling", is_flag=True, help="instead of kills: SIGTERM to one service after the other")
 @click.option("--output", type=click.Path(path_type=Path), help="raw result, JSON; the log goes beside it")

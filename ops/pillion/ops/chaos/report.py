@@ -53,7 +53,7 @@ class Struck:
     at: float
     died: bool = False  # for `stop`: it was seen stopped
     code: int | None = None  # the exit code, of `term` only
-    back: float | None = None  # when the role had a new process and the stack was ready again
+    back: float | None = None  # when the role had a new process, the stack was ready, and tokens came
     new_pid: int | None = None
     prefilling: int = 0  # sequences at the scheduler just before
     decoding: int = 0

@@ -153,15 +153,15 @@ class _Storm:
             if time.monotonic() > end:
                 raise Broken(f"not whole again after {RECOVERY_SECONDS:g} s:\n{self._stack.tail()}")
             await asyncio.sleep(_LOOK)
-        back = time.monotonic()
-        for struck in self._record.struck:
-            if struck.back is None:
-                struck.back = back
-                self._settle(struck)
-        while not any(stream.times and stream.times[-1] > back for stream in self._record.streams[-512:]):
+        whole = time.monotonic()
+        while not any(stream.times and stream.times[-1] > whole for stream in self._record.streams[-512:]):
             if time.monotonic() > end:
                 raise Broken(f"no token after {RECOVERY_SECONDS:g} s:\n{self._stack.tail()}")
             await asyncio.sleep(_LOOK)
+        for struck in self._record.struck:
+            if struck.back is None:
+                struck.back = time.monotonic()
+                self._settle(struck)
 
     async def _whole(self) -> bool:
         pids = self._stack.pids()

@@ -146,6 +146,32 @@ class TestS38AKilledConsumer:
         assert [entry.id for entry in await successor.claim_others(count=2)] == ids[2:]
         assert await successor.claim_others(count=2) == []
 
+    async def test_dead_consumers_are_forgotten_and_those_that_hold_something_are_not(self, connect: Any):
+        one = connect()
+
+        async def consumers() -> set[bytes]:
+            return {
+                facts[b"name"] for facts in await one.call("XINFO", "CONSUMERS", KEYS.submit, "admission")
+            }
+
+        for life in range(5):
+            holder = Group(connect(), KEYS.submit, "admission", f"life{life}")
+            assert await holder.claim_others() == []
+            await holder.read(block=0.001)
+            assert await consumers() == {b"life%d" % life}
+        await append(one, KEYS.submit, b"held")
+        (entry,) = await holder.read(block=0.1)
+        elsewhere = Group(connect(), KEYS.submit, "other", "idle")
+        await elsewhere.read(block=0.1)
+        successor = Group(connect(), KEYS.submit, "admission", "next")
+        assert [taken.id for taken in await successor.claim_others()] == [entry.id]
+        assert await consumers() == {b"life4", b"next"}
+        assert await successor.claim_others() == []
+        assert await consumers() == {b"next"}
+        pending = await one.call("XPENDING", KEYS.submit, "admission")
+        assert (pending[0], pending[3][0][0]) == (1, b"next")
+        assert (await one.call("XPENDING", KEYS.submit, "other"))[0] == 1
+
 
 class TestS39ALostStream:
     @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ class Observer:
 
     def returned(self, step: StepDone) -> None:
         self._line.prompt += self._pending.pop(step.step, 0)
+        while self._pending and (oldest := next(iter(self._pending))) < step.step:
+            del self._pending[oldest]  # it failed
         self._line.generated += sum(len(row.tokens) for row in step.rows)
         self._line.worst = max(self._line.worst, step.seconds)
 

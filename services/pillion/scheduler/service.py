@@ -101,7 +101,7 @@ class Service:
 
     async def _accept(self, opened: Opened, cancelled: Cancelled | None) -> None:
         milliseconds, _, _ = opened.entry.partition("-")
-        self.spans.opened(opened.request, int(milliseconds) / 1000)
+        self.spans.opened(opened.request, int(milliseconds) / 1000, opened.ended())
         await self.mailbox.put(Submitted(opened.request, opened.done(), tuple(sorted(opened.ended()))))
         if cancelled is not None:
             await self.mailbox.put(cancelled)
@@ -178,6 +178,7 @@ class Service:
                 delay.observe(max(clock.wall() - take.request.arrival, 0.0))
 
     async def _refuse(self, command: Refuse) -> None:
+        self.spans.refused(command.refusal.request)
         opened = self.ledger.get(command.refusal.request)
         if opened is not None:
             self.ledger.close(command.refusal.request)

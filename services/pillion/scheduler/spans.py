@@ -1,5 +1,6 @@
 """Spans of each sequence: queue, prefill (an event a chunk), decode. Made from the core's commands."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span
@@ -24,10 +25,12 @@ class Spans:
         self._phases: dict[tuple[str, int], _Phase] = {}
         self._slots: dict[int, tuple[str, int]] = {}
 
-    def opened(self, request: Request, sent: float) -> None:
-        """`sent`: the time of the run entry, seconds since the epoch."""
+    def opened(self, request: Request, sent: float, ended: Collection[int] = ()) -> None:
+        """`sent`: the time of the run entry, seconds since the epoch. `ended`: choices that run no more."""
         if request.traceparent:
             for choice in range(len(request.prompts) * request.n):
+                if choice in ended:
+                    continue
                 self._begin(request, choice, names.SPAN_QUEUE, tracing.nanoseconds(sent))
 
     def planned(self, plan: Plan) -> None:
@@ -67,6 +70,12 @@ class Spans:
             for key in [key for key in self._phases if key[0] in requests]:
                 self._phases[key].span.set_attribute("pillion.finish", "parked")
                 self._end(key)
+
+    def refused(self, request: str) -> None:
+        """It will not run after all."""
+        for key in [key for key in self._phases if key[0] == request]:
+            self._phases[key].span.set_attribute(names.ERROR_TYPE, "refused")
+            self._end(key)
 
     def _begin(self, request: Request, choice: int, name: str, start: int | None = None) -> None:
         key = (request.id, choice)

@@ -145,6 +145,21 @@ return had
 """
 )
 
+# KEYS stream; ARGV group, consumer. Every other consumer that holds nothing goes: each life of a process
+# brings one. In one step, since a consumer that goes takes with it what it was handed.
+DISMISS = Script("""
+local gone = 0
+for _, fields in ipairs(redis.call('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])) do
+  local facts = {}
+  for i = 1, #fields, 2 do facts[fields[i]] = fields[i + 1] end
+  if facts['name'] ~= ARGV[2] and facts['pending'] == 0 then
+    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], facts['name'])
+    gone = gone + 1
+  end
+end
+return gone
+""")
+
 # One step of one replica, whole: journal first, then each gateway's share, then what finished or is parked,
 # then what admission's accounts need to know, where there is any of it.
 # KEYS epoch, journal, run, usage, then one `out` per payload, then record and head of each folded request.

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from pillion.actors import Exit, Stop
 from pillion.bus.connection import UNREACHABLE, Connection, retrying
 from pillion.bus.lease import Lease
-from pillion.bus.scripts import PARDON, LeaseLost
+from pillion.bus.scripts import DISMISS, PARDON, LeaseLost
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,8 @@ class Group:
 
         A generation may run for minutes, so an old entry is no sign of a dead consumer; the caller must hold
         the lease that the others have lost. Call it before the first `read`, until it is empty. Returns up
-        to `count` entries, oldest first. Raises RedisError; called again it leaves out nothing.
+        to `count` entries, oldest first; at last none, and the former consumers are forgotten. Raises
+        RedisError; called again it leaves out nothing.
         """
         if not self._made:
             await self.ensure()
@@ -158,6 +159,7 @@ class Group:
                 "XPENDING", self.key, self.group, "(" + self.last, "+", count
             )
             if not pending:
+                await DISMISS(self.connection, [self.key], [self.group, self.consumer])
                 break
             deliveries = {identity: count for identity, _, _, count in pending}
             claimed = await self.connection.call(

@@ -34,7 +34,7 @@ def test_nothing_falls(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     fine = sum(count for status, count in api.items() if status.startswith("2"))
     assert fine > 0.2 * sum(api.values()) and api["400"] > 0
     assert raw["parts"]["contracts"]["outcomes"]["served"] > 0
-    assert {"submit", "run", "cancel", "beats", "out"} <= set(raw["parts"]["contracts"]["outcomes"])
+    assert {"submit", "run", "cancel", "beats", "out", "usage"} <= set(raw["parts"]["contracts"]["outcomes"])
     assert {"served", "result", "failed"} <= set(raw["parts"]["executor"]["outcomes"])
     assert {"gguf refused", "gguf read", "safetensors refused"} <= set(raw["parts"]["files"]["outcomes"])
 

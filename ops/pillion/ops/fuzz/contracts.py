@@ -17,11 +17,13 @@ from pillion.contracts.entries import (
     Refusal,
     Request,
     Sampling,
+    Spent,
     StepOutput,
     Struct,
     TokenLogprob,
     Tokens,
     UnknownSchema,
+    Usage,
     decode,
     encode,
 )
@@ -71,6 +73,7 @@ class Contracts:
                 (self._keys.cancel, self._cancel),
                 (self._keys.beats, self._beat),
                 (self._keys.out(self._rng.choice(gateways)), self._output),
+                (self._keys.usage, self._usage),
             )
         )
         payload = self._mutated(made)
@@ -174,6 +177,10 @@ class Contracts:
             credit=100, prefill_rate=50.0, running=1, waiting=1, free_blocks=9, kv_usage=0.5, steps=4,
             stalled=0.1,
         )  # fmt: skip
+
+    def _usage(self) -> Usage:
+        request = ids.request_id()
+        return Usage("0", ((request, 0.5),), (Spent(request, 30, 4),))
 
     def _output(self) -> StepOutput:
         logprobs = (TokenLogprob(-1.0, 1, ((5, -1.0),)),)

@@ -39,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     Rule("stream.submit", "handed on"),
     Rule("stream.run", "settled"),
     Rule("stream.out", "trimmed to about 20,000 a gateway", slack=22_000),
+    Rule("stream.usage", "trimmed to about 20,000", bound=22_000),
     Rule("stream.cancel", "trimmed to about 10,000", bound=11_000),
     Rule("stream.beats", "trimmed to about 1,000", bound=1_200),
     Rule("stream.dead", "trimmed to about 1,000", bound=1_200),

@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from pillion.config import Config, ConfigError, Leaf, Loaded, leaves, load, parse_bytes
+from pillion.config import (
+    Config,
+    ConfigError,
+    Leaf,
+    Loaded,
+    TenantLimits,
+    leaves,
+    load,
+    parse_bytes,
+    parse_limits,
+)
 
 
 def _parts(annotation: Any) -> set[Any]:
@@ -258,3 +268,34 @@ class TestSizes:
 def test_a_size_that_is_none_is_refused_before_anything_starts():
     with pytest.raises(ConfigError, match="PILLION_KV_CACHE_MEMORY: '5XB' is no size"):
         load(environ={"PILLION_KV_CACHE_MEMORY": "5XB"})
+
+
+class TestTenantLimits:
+    def test_are_one_line_a_tenant_in_every_source(self, tmp_path: Path):
+        texts = ("alice rpm=60 weight=2.5", "bob tpm=1000 concurrency=4", "carol")
+        listed = ", ".join(f'"{text}"' for text in texts)
+        for sources in (
+            {"flag": {"tenant_limits": texts}},
+            {"env": {"PILLION_TENANT_LIMITS": ",".join(texts)}},
+            {"file": f"[admission]\ntenant_limits = [{listed}]"},
+        ):
+            config = given_in(sources, tmp_path).config.admission
+            assert parse_limits(config.tenant_limits, TenantLimits(rpm=5)) == {
+                "alice": TenantLimits(rpm=60, weight=2.5),
+                "bob": TenantLimits(rpm=5, tpm=1000, concurrency=4),
+                "carol": TenantLimits(rpm=5),
+            }
+
+    @pytest.mark.parametrize(
+        "text, said",
+        [
+            ("alice rpm", "rpm is no whole number of at least 1"), ("alice rpm=0", "rpm is no whole number"),
+            ("alice rps=1", "no tenant's limits"), ("alice rpm=1 rpm=2", "no tenant's limits"),
+            ("", "names no tenant"), ("rpm=1", "names no tenant"),
+            ("alice weight=0", "weight is no number above 0"),
+            ("alice weight=inf", "weight is no number above 0"), ("bob", "the tenant bob has limits twice"),
+        ],
+    )  # fmt: skip
+    def test_that_are_none_are_refused_with_the_remedy(self, text: str, said: str):
+        with pytest.raises(ConfigError, match=f"^--tenant-limits: .*{said}"):
+            load({"tenant_limits": ("bob", text)}, {})

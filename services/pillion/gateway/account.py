@@ -37,10 +37,11 @@ _OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 class Accounts:
     """Opens an account for each request that passed validation; every one is closed once."""
 
-    def __init__(self, metrics: Metrics, tracer: Tracer, slo_tbt: float) -> None:
+    def __init__(self, metrics: Metrics, tracer: Tracer, slo_tbt: float, slo_ttft: float | None) -> None:
         self.metrics = metrics
         self.tracer = tracer
         self.slo_tbt = slo_tbt
+        self.slo_ttft = slo_ttft
         self.running = 0
 
     @contextmanager
@@ -153,6 +154,9 @@ class Account:
         if outcome == FINISHED:
             met = "true" if self.worst <= accounts.slo_tbt else "false"
             accounts.metrics[names.SLO_REQUESTS].labels("tbt", met).inc()
+            if accounts.slo_ttft is not None and self.first is not None:
+                met = "true" if self.first - self.start <= accounts.slo_ttft else "false"
+                accounts.metrics[names.SLO_REQUESTS].labels("ttft", met).inc()
         self._describe_end(error)
         log.info(
             "request %s %s: %d prompt, %d cached, %d output tokens, TTFT %s, worst gap %.0f ms, %s",

@@ -64,7 +64,12 @@ class State:
         self.texter = Texter()
         self.metrics = Metrics("gateway", VERSION, METRICS)
         self.metrics[names.INBOXES].set_function(lambda: float(len(self.streams)))
-        self.accounts = Accounts(self.metrics, tracing.tracer(), config.scheduler.slo_tbt or DEFAULT_SLO_TBT)
+        self.accounts = Accounts(
+            self.metrics,
+            tracing.tracer(),
+            config.scheduler.slo_tbt or DEFAULT_SLO_TBT,
+            config.admission.slo_ttft,
+        )
         self.model: Model | None = None
         self.draining = False
         self.calls: dict[str, Call] = {}

@@ -18,6 +18,8 @@ class Timeline:
     cached_tokens: int = 0
     finish: str | None = None
     error: str | None = None
+    status: int = 0  # HTTP; 0: no answer
+    code: str | None = None  # of an error
 
     @property
     def ttft(self) -> float:
@@ -35,8 +37,10 @@ async def stream(session: aiohttp.ClientSession, url: str, path: str, body: dict
     body = body | {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     line = Timeline(time.perf_counter())
     async with session.post(url + path, json=body) as response:
+        line.status = response.status
         if response.status != 200:
-            line.error = f"{response.status} {(await response.text())[:300]}"
+            text = await response.text()
+            line.error, line.code = f"{response.status} {text[:300]}", _code(text)
             return line
         async for raw in response.content:
             if not raw.startswith(b"data: ") or raw.startswith(b"data: [DONE]"):
@@ -44,7 +48,7 @@ async def stream(session: aiohttp.ClientSession, url: str, path: str, body: dict
             now = time.perf_counter()
             event = json.loads(raw[6:])
             if "error" in event:
-                line.error = str(event["error"])
+                line.error, line.code = str(event["error"]), _code(raw[6:])
                 return line
             for choice in event["choices"]:
                 line.tokens += [now] * len(choice.get("token_ids") or ())
@@ -53,3 +57,12 @@ async def stream(session: aiohttp.ClientSession, url: str, path: str, body: dict
                 line.prompt_tokens = usage["prompt_tokens"]
                 line.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     return line
+
+
+def _code(body: str | bytes) -> str | None:
+    """The machine-readable reason of an error in OpenAI's shape; None where it has another."""
+    try:
+        code = json.loads(body)["error"]["code"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return code if isinstance(code, str) else None

@@ -1,0 +1,294 @@
+"""Goodput against offered load: `python -m pillion.ops.bench.goodput --plot goodput.svg`.
+
+Open loop: the arrivals of each point are drawn beforehand from the seed, a Poisson process, and are sent when
+they are due, whatever the server does. Latency counts from the intended time of sending. A request is good if
+it is finished, its first token came within the TTFT target and the 99th percentile of its own gaps is within
+the TBT target; goodput counts good requests, over all that were sent. Capacity is what a closed loop of
+`--streams` clients finishes with the same lengths.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+
+from pillion.ops.bench.client import Timeline, stream
+from pillion.ops.bench.load import IDS, lengths, percentile
+
+TIMES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+RETRY = 1.0  # seconds that a refused client of the closed loop waits at most
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Lengths are lognormal: median, 90th percentile; tokens."""
+
+    prompt: tuple[int, int] = (170, 500)
+    output: tuple[int, int] = (60, 150)
+
+    def draw(self, random_: random.Random) -> tuple[list[int], int]:
+        """A prompt of random token ids, so that none hits a prefix, and how many tokens to ask for."""
+        size = lengths(random_, *self.prompt, low=8, high=1500)
+        return random_.choices(IDS, k=size), lengths(random_, *self.output, low=4, high=400)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at: float  # seconds from the point's start
+    prompt: list[int]
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request that was sent. Seconds; None where there is none of it."""
+
+    at: float
+    lag: float  # from the intended time to the sending
+    prompt: int
+    output: int
+    result: str  # finished, the refusal's code, or failed
+    ttft: float | None  # from the intended time
+    gap_p99: float | None
+    gap_worst: float | None
+
+    def good(self, ttft: float, tbt: float) -> bool:
+        if self.result != "finished" or self.ttft is None:
+            return False
+        return self.ttft <= ttft and (self.gap_p99 is None or self.gap_p99 <= tbt)
+
+
+def arrivals(rate: float, seconds: float, seed: int, shape: Shape) -> list[Arrival]:
+    """A Poisson process of `rate` a second."""
+    random_ = random.Random(seed)
+    drawn, at = [], random_.expovariate(rate)
+    while at < seconds:
+        drawn.append(Arrival(at, *shape.draw(random_)))
+        at += random_.expovariate(rate)
+    return drawn
+
+
+def outcome(arrival: Arrival, intended: float, line: Timeline) -> Outcome:
+    """`intended`: when it was to be sent, on the timeline's clock."""
+    result = "finished" if line.finish and not line.error else line.code if line.status == 429 else "failed"
+    return Outcome(
+        at=arrival.at,
+        lag=line.sent - intended,
+        prompt=len(arrival.prompt),
+        output=len(line.tokens),
+        result=result or "failed",
+        ttft=line.tokens[0] - intended if line.tokens else None,
+        gap_p99=percentile(line.gaps, 0.99) if line.gaps else None,
+        gap_worst=max(line.gaps, default=None),
+    )
+
+
+def summary(
+    times: float, rate: float, seconds: float, seen: Sequence[Outcome], ttft: float, tbt: float
+) -> dict[str, Any]:
+    """One point of the curve. Rates are requests a second."""
+    results = Counter(one.result for one in seen)
+    firsts = [one.ttft for one in seen if one.ttft is not None]
+    finished = [one for one in seen if one.result == "finished"]
+    good = sum(one.good(ttft, tbt) for one in seen)
+    return {
+        "times_capacity": times,
+        "offered": rate,
+        "seconds": seconds,
+        "sent": len(seen),
+        "good": good,
+        "goodput": good / seconds,
+        "finished": len(finished) / seconds,
+        "results": dict(sorted(results.items())),
+        "missed_ttft": sum(one.ttft is not None and one.ttft > ttft for one in finished),
+        "missed_tbt": sum(one.gap_p99 is not None and one.gap_p99 > tbt for one in finished),
+        "ttft_s": {name: percentile(firsts, share) for name, share in _SHARES.items()} if firsts else None,
+        "worst_lag_s": max((one.lag for one in seen), default=0.0),
+    }
+
+
+_SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+class Bench:
+    """One server."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, shape: Shape) -> None:
+        self.session = session
+        self.url = url
+        self.shape = shape
+
+    async def send(self, prompt: list[int], output: int) -> Timeline:
+        body = {"prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True}
+        try:
+            return await stream(self.session, self.url, "/v1/completions", body)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return Timeline(time.perf_counter(), error=repr(error))
+
+    async def point(self, drawn: Sequence[Arrival]) -> list[Outcome]:
+        """Sends each when it is due and waits for all ends."""
+        start = time.perf_counter() + 0.1
+
+        async def one(arrival: Arrival) -> Outcome:
+            intended = start + arrival.at
+            await asyncio.sleep(max(intended - time.perf_counter(), 0.0))
+            return outcome(arrival, intended, await self.send(arrival.prompt, arrival.output))
+
+        return list(await asyncio.gather(*map(one, drawn)))
+
+    async def capacity(self, streams: int, seconds: float, seed: int) -> float:
+        """Requests a second that so many clients get finished, each with one request at a time."""
+        random_ = random.Random(seed)
+        end = time.perf_counter() + seconds
+        finished = 0
+
+        async def client() -> None:
+            nonlocal finished
+            while time.perf_counter() < end:
+                line = await self.send(*self.shape.draw(random_))
+                if line.finish and time.perf_counter() < end:
+                    finished += 1
+                elif line.status != 200:
+                    await asyncio.sleep(RETRY * random_.random())
+
+        await asyncio.gather(*(client() for _ in range(streams)))
+        if not finished:
+            raise click.ClickException(
+                f"{self.url} finished nothing within {seconds:g} s; is it up and ready?"
+            )
+        return finished / seconds
+
+
+async def measure(url: str, shape: Shape, options: dict[str, Any]) -> dict[str, Any]:
+    """All points, lowest load first."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
+    seed, seconds, ttft, tbt = (options[name] for name in ("seed", "seconds", "ttft", "tbt"))
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        bench = Bench(session, url, shape)
+        await bench.send([*IDS[:32]], 8)  # the first request warms up
+        capacity = options["capacity"] or await bench.capacity(options["streams"], seconds, seed)
+        click.echo(f"capacity {capacity:.2f} requests/s", err=True)
+        points = []
+        for times in options["times"]:
+            rate = times * capacity
+            seen = await bench.point(arrivals(rate, seconds, seed, shape))
+            point = summary(times, rate, seconds, seen, ttft, tbt)
+            click.echo(json.dumps(point), err=True)
+            points.append(point | {"requests": [list(asdict(one).values()) for one in seen]})
+    best = max(point["goodput"] for point in points)
+    return {
+        "url": url,
+        "options": options,
+        "shape": asdict(shape),
+        "capacity": capacity,
+        "best_goodput": best,
+        "last_over_best": points[-1]["goodput"] / best if best else None,
+        "request_fields": list(Outcome.__slots__),
+        "points": points,
+    }
+
+
+# --- the plot --------------------------------------------------------------------------------------
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 640, 360, 56, 40, 150, 48
+
+
+def plot(result: dict[str, Any]) -> str:
+    """Goodput, finished and offered requests a second over the offered load, as SVG."""
+    points = result["points"]
+    right: float = max(point["times_capacity"] for point in points)
+    top: float = 1.15 * max(max(point["finished"], point["goodput"]) for point in points) or 1.0
+    capacity: float = result["capacity"]
+
+    def x(times: float) -> float:
+        return _LEFT + times / right * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(rate: float) -> float:
+        return _HEIGHT - _BOTTOM - min(rate / top, 1.0) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def line(rows: list[tuple[float, float]], colour: str, dash: str = "none") -> str:
+        path = " ".join(f"{x(times):.1f},{y(rate):.1f}" for times, rate in rows)
+        style = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
+        return f'<polyline points="{path}" {style}/>'
+
+    def text(left: float, at: float, words: str, anchor: str = "middle", colour: str = "#444") -> str:
+        return f'<text x="{left:.1f}" y="{at:.1f}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
+
+    def curves() -> Iterator[str]:
+        end = min(right, top / capacity)
+        yield line([(0.0, 0.0), (end, end * capacity)], "#999", "4 4")
+        yield text(x(end) + 4, y(end * capacity) - 4, "offered", "start", "#777")
+        for name, colour, below in (("finished", "#c77d2e", -8), ("goodput", "#1f6f8b", 14)):
+            rows = [(point["times_capacity"], point[name]) for point in points]
+            yield line(rows, colour)
+            yield from (f'<circle cx="{x(t):.1f}" cy="{y(r):.1f}" r="3" fill="{colour}"/>' for t, r in rows)
+            yield text(x(rows[-1][0]) + 8, y(rows[-1][1]) + below, name, "start", colour)
+
+    ticks = [
+        text(x(point["times_capacity"]), _HEIGHT - _BOTTOM + 18, f"{point['times_capacity']:g}")
+        for point in points
+    ]
+    marks = [
+        text(_LEFT - 8, y(top * share) + 4, f"{top * share:.1f}", "end")
+        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+    ]
+    targets = (
+        f"TTFT within {result['options']['ttft']:g} s, TBT within {result['options']['tbt'] * 1000:g} ms"
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" '
+        'font-size="12">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
+        text(_LEFT, 20, f"Goodput under overload: {targets}", "start", "#222"),
+        f'<path d="M{_LEFT} {_TOP}V{_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}" fill="none" stroke="#444"/>',
+        *ticks,
+        *marks,
+        text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 10, "offered load over capacity"),
+        text(_LEFT, _TOP - 6, "requests/s", "middle"),
+        *curves(),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+@click.command()
+@click.option("--url", default="http://127.0.0.1:8000", show_default=True)
+@click.option("--seed", default=1, show_default=True)
+@click.option("--seconds", default=60.0, show_default=True, help="of each point, and of the capacity's loop")
+@click.option("--times", multiple=True, type=float, default=TIMES, show_default=True, help="of the capacity")
+@click.option("--capacity", type=float, help="requests/s, where it is known  [measured]")
+@click.option("--streams", default=24, show_default=True, help="clients of the closed loop")
+@click.option("--ttft", default=3.0, show_default=True, help="target, seconds")
+@click.option("--tbt", default=0.2, show_default=True, help="target, seconds")
+@click.option("--prompt", nargs=2, default=(170, 500), show_default=True, help="median and P90, tokens")
+@click.option("--answer", nargs=2, default=(60, 150), show_default=True, help="median and P90, tokens")
+@click.option("--output", type=click.Path(path_type=Path), help="keep the raw result here, as JSON")
+@click.option("--plot", "picture", type=click.Path(path_type=Path), help="draw it here, as SVG")
+def main(
+    url: str,
+    prompt: tuple[int, int],
+    answer: tuple[int, int],
+    output: Path | None,
+    picture: Path | None,
+    **options: Any,
+) -> None:
+    """Measures a running server from half to three times its capacity."""
+    result = asyncio.run(measure(url, Shape(prompt, answer), options))
+    if output:
+        output.write_text(json.dumps(result) + "\n")
+    if picture:
+        picture.write_text(plot(result))
+    points = [{key: value for key, value in point.items() if key != "requests"} for point in result["points"]]
+    click.echo(json.dumps(result | {"points": points}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Arrivals that are fixed beforehand, latency from the intended time, goodput over what was sent."""
+
+import itertools
+import random
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from pillion.ops.bench.client import Timeline
+from pillion.ops.bench.goodput import Arrival, Outcome, Shape, arrivals, outcome, plot, summary
+
+
+def line(*tokens: float, sent: float = 100.0, **changes: Any) -> Timeline:
+    values = {"finish": "length", "status": 200}
+    return Timeline(sent, list(tokens), **values | changes)
+
+
+def test_arrivals_are_the_seed_s_and_a_poisson_process():
+    drawn = arrivals(20.0, 100.0, 1, Shape())
+    assert drawn == arrivals(20.0, 100.0, 1, Shape())
+    assert drawn != arrivals(20.0, 100.0, 2, Shape())
+    assert len(drawn) == pytest.approx(2000, rel=0.1)
+    gaps = [b.at - a.at for a, b in itertools.pairwise(drawn)]
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert spread == pytest.approx(mean, rel=0.15)  # as of exponential gaps
+    sizes = sorted(len(arrival.prompt) for arrival in drawn)
+    assert sizes[1000] == pytest.approx(170, rel=0.15) and sizes[1800] == pytest.approx(500, rel=0.2)
+    assert 0 < drawn[0].at < drawn[-1].at < 100
+
+
+def test_latency_counts_from_the_intended_time():
+    late = outcome(Arrival(5.0, [1, 2], 3), 99.0, line(101.0, 101.1, 101.4))
+    assert (late.lag, late.ttft, late.result, late.prompt, late.output) == (1.0, 2.0, "finished", 2, 3)
+    assert late.gap_p99 == late.gap_worst == pytest.approx(0.3)
+    assert late.good(2.0, 0.31) and not late.good(1.9, 0.31) and not late.good(2.0, 0.29)
+
+
+def test_what_did_not_end_well_is_not_good():
+    arrival = Arrival(0.0, [1], 3)
+    refused = outcome(arrival, 100.0, line(status=429, finish=None, error="429", code="predicted_ttft"))
+    broken = outcome(arrival, 100.0, line(100.1, finish=None, error="gone"))
+    away = outcome(arrival, 100.0, line(status=0, finish=None, error="ConnectionError"))
+    assert [one.result for one in (refused, broken, away)] == ["predicted_ttft", "failed", "failed"]
+    assert not any(one.good(9.0, 9.0) for one in (refused, broken, away))
+    one_token = outcome(arrival, 100.0, line(100.1))
+    assert one_token.good(0.2, 0.1)
+
+
+def seen(result: str = "finished", ttft: float | None = 1.0, gap: float | None = 0.1) -> Outcome:
+    return Outcome(0.0, 0.0, 10, 5, result, ttft, gap, gap)
+
+
+def test_goodput_is_over_what_was_sent():
+    all_ = [
+        seen(),
+        seen(),
+        seen(ttft=5.0),
+        seen(gap=0.5),
+        seen("queue_full", None, None),
+        seen("failed", None),
+    ]
+    point = summary(2.0, 0.6, 10.0, all_, 3.0, 0.2)
+    assert (point["sent"], point["good"], point["goodput"], point["finished"]) == (6, 2, 0.2, 0.4)
+    assert point["results"] == {"failed": 1, "finished": 4, "queue_full": 1}
+    assert (point["missed_ttft"], point["missed_tbt"]) == (1, 1)
+
+
+def test_the_plot_is_an_svg_with_its_curves():
+    random_ = random.Random(1)
+    points = [
+        {"times_capacity": times, "finished": 2 + random_.random(), "goodput": 2.0}
+        for times in (0.5, 1, 2, 3)
+    ]
+    picture = plot({"points": points, "capacity": 2.5, "options": {"ttft": 3.0, "tbt": 0.2}})
+    root = ET.fromstring(picture)
+    curves = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert sorted(len(curve.attrib["points"].split()) for curve in curves) == [2, 4, 4]
+    assert {"goodput", "finished", "offered"} <= {each.text for each in root.iter() if each.text}

@@ -80,13 +80,13 @@ async def test_what_ended_makes_room_and_what_was_not_used_comes_back(
     carol = [make.request(tenant="carol") for _ in range(3)]
     for request in carol[:2]:
         await neighbours.submit(request)
-    bob = make.request(60, tenant="bob", max_tokens=30)
+    bob = make.request(tuple(range(60)), tenant="bob", max_tokens=30)
     await neighbours.submit(bob)
     await until_count(neighbours.ran, 3)
     await report(neighbours, Spent(carol[0].id, 10, 5), Spent(bob.id, 4, 6))  # 56 of bob's were cached
     await until_reserved(neighbours, 1)
     kept = await account(neighbours, "bob")
-    assert kept is not None and 90 <= kept.tokens <= 100 and kept.output == 6 and kept.served == 10
+    assert kept is not None and 90 <= kept.tokens <= 100 and kept.output == 6
     again = make.request(60, tenant="bob", max_tokens=30)
     for request in (carol[2], again):
         await neighbours.submit(request)

@@ -169,9 +169,14 @@ def _overlaps(struck: Struck, record: Record) -> bool:
     another: what a pause is due to is then not known."""
     return any(
         other is not struck
-        and (struck.at <= other.at <= (struck.back or inf) or other.at <= struck.at <= (other.back or inf))
+        and (struck.at <= other.at <= _over(struck) or other.at <= struck.at <= _over(other))
         for other in record.struck
     )
+
+
+def _over(struck: Struck) -> float:
+    """When the pauses that a blow causes have begun and ended."""
+    return max(struck.back or inf, struck.at + 2 * ON_ITS_WAY)
 
 
 def _resumed(struck: Struck, streams: Iterable[Stream]) -> float | None:

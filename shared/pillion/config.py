@@ -41,6 +41,17 @@ class Stack(Section, frozen=True):
     redis: Annotated[
         str | None, Meta(description="redis://, rediss:// or unix:// URL; none starts the embedded Valkey")
     ] = None
+    durability: Annotated[
+        str,
+        Meta(
+            description="what an accepted request survives: the end of Redis' `process`, or of the machine: "
+            "it then waits for the `disk`",
+            pattern="^(process|disk)$",
+        ),
+    ] = "process"
+    replicas: Annotated[
+        Positive, Meta(description="pairs of scheduler and executor that `pillion up` starts")
+    ] = 1
     state_dir: Annotated[str | None, Meta(description="state folder [$XDG_STATE_HOME/pillion]")] = None
     hang_timeout: Annotated[
         float,
@@ -212,6 +223,13 @@ class Scheduler(Section, frozen=True):
             gt=0,
         ),
     ] = 60.0
+    replica_timeout: Annotated[
+        float,
+        Meta(
+            description="seconds without a word or a lease after which other replicas take what it ran",
+            gt=0,
+        ),
+    ] = 10.0
     journal_retention: Annotated[
         float, Meta(description="how long a finished request's record is kept, seconds", gt=0)
     ] = 600.0

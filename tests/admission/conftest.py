@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from pillion.bus import Connection, Entry, Keys, Tail, append
+from pillion.bus.loss import generation
 from pillion.contracts.entries import (
     Cancel,
     Facts,
@@ -96,6 +97,10 @@ class Neighbours:
         await append(self.connection, self.keys.cancel, encode(Cancel(request, choice)))
 
     async def beat(self, beat: Heartbeat) -> None:
+        """With the data's generation as it is: what a replica holds stands there, if it is not said else."""
+        if not beat.generation:
+            now = await generation(self.connection, self.keys.marker)
+            beat = msgspec.structs.replace(beat, generation=now)
         await self.connection.call("HSET", self.keys.replicas, beat.replica, encode(beat))
         await append(self.connection, self.keys.beats, encode(beat))
 
@@ -145,6 +150,7 @@ class Neighbours:
 async def neighbours(valkey: Any) -> AsyncIterator[Neighbours]:
     connection = Connection(valkey.url, "test")
     neighbours = Neighbours(connection, "default")
+    await connection.call("SET", neighbours.keys.marker, "1-old")  # a stack that has run for long
     yield neighbours
     await neighbours.close()
 

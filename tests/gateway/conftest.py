@@ -234,7 +234,7 @@ async def _running(config: Config, url: str, model: Model | None) -> AsyncIterat
     await gateway.listens.wait()
     try:
         yield gateway
-        failed = [task for task in tasks if task.done() and not task.cancelled()]
+        failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception()]
         assert not failed, [task.exception() for task in failed]
     finally:
         for task in tasks:

@@ -5,7 +5,12 @@ import json
 import socket
 from typing import Any
 
-from pillion.contracts.entries import ChoiceRecord, Record, Request, StepOutput, TokenLogprob, Tokens, encode
+import msgspec
+import pytest
+
+from pillion.actors import Exit, Stop
+from pillion.bus import Connection, Durable
+from pillion.contracts.entries import ChoiceRecord, Record, StepOutput, TokenLogprob, Tokens, encode
 from pillion.gateway import reply
 from pillion.gateway.streams import CAPACITY, Inbox
 
@@ -124,22 +129,91 @@ async def test_a_full_inbox_says_that_it_lost_something() -> None:
     assert inbox.lost and len(await inbox.take(0.0)) == CAPACITY
 
 
-async def test_what_redis_lost_is_submitted_again_under_the_same_id(start: Any, monkeypatch: Any) -> None:
-    from pillion.gateway import outbox
-
-    monkeypatch.setattr(outbox, "PRESENCE", 0.4)
+async def test_what_redis_lost_is_submitted_again_under_the_same_id(start: Any, parse_sse: Any) -> None:
     stack = await start()
-    waiting, heard = stack.post(PATH, STREAM), stack.post(PATH, STREAM)
-    first, second = await stack.driver.request(), await stack.driver.request()
-    await stack.driver.publish(second.gateway, Tokens(second.id, 0, 0, (100,)))
-    await asyncio.sleep(0.3)
+    driver = stack.driver
+    await driver.tell(generation="before")
+    waiting, heard, over = (stack.post(PATH, STREAM) for _ in range(3))
+    requests = {request.id: request for request in [await driver.request() for _ in range(3)]}
+    by_answer = {}
+    for request in requests.values():
+        await driver.publish(request.gateway, Tokens(request.id, 0, 0, (100,)))
+    first, second, third = requests.values()
+    for request, tokens in ((first, [100, 200]), (second, [100, 201]), (third, [100, 202])):
+        by_answer[request.id] = tokens
+    await driver.play(third, by_answer[third.id])
+    done, _ = await asyncio.wait({waiting, heard, over}, return_when=asyncio.FIRST_COMPLETED)
+    assert ids(parse_sse(done.pop().result()[1])) == [100, 202]
+    alive, stream = driver.keys.lease(f"gateway:{first.gateway}"), driver.keys.stream(second.id)
+    head = await driver.connection.call("HGET", stream, "head")
+    await driver.connection.call("FLUSHALL")
+    again = [await driver.request() for _ in range(2)]
+    assert {request.id for request in again} == {first.id, second.id}, "what has ended is over"
+    for request in again:
+        assert request.resumed
+        assert msgspec.structs.replace(request, resumed=False, fingerprint="") == requests[request.id]
+    assert await driver.connection.call("HGET", stream, "head") == head
+    assert await driver.connection.call("EXISTS", alive) == 1
+    # The last items were lost with `out`; the replica has put its journal back, and tells so.
+    for request in again:
+        await driver.journal(Tokens(request.id, 0, 0, tuple(by_answer[request.id]), "length"))
+    await driver.tell(generation="after")
+    ends = [ids(parse_sse((await answer)[1])) for answer in (waiting, heard, over)]
+    assert sorted(ends) == sorted(by_answer.values())
+
+
+async def test_a_cancel_that_redis_lost_is_sent_again(start: Any) -> None:
+    stack = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    answer.cancel()
+    sent = await stack.driver.cancel()
     await stack.driver.connection.call("FLUSHALL")
-    again: Request = await stack.driver.request()
-    assert again == first
-    assert not await stack.driver.submitted.read(count=1, block=0.3), "what has output is not run twice"
-    await stack.driver.play(again, [100])
-    await stack.driver.publish(second.gateway, Tokens(second.id, 0, 1, (), "length"))
-    assert (await waiting)[0] == (await heard)[0] == 200
+    assert await stack.driver.cancel() == sent
+    assert (sent.request, sent.park) == (request.id, True)
+    assert await stack.driver.connection.call("EXISTS", stack.driver.keys.parking(request.id)) == 1
+
+
+async def test_a_restart_that_lost_nothing_adds_nothing(start: Any, valkey: Any) -> None:
+    stack = await start()
+    answer = stack.post(PATH, STREAM)
+    request = await stack.driver.request()
+    stack.driver.silent()
+    known = stack.gateway.watch.generation
+    valkey.kill()
+    valkey.start()
+    async with asyncio.timeout(20):
+        while stack.gateway.watch.generation == known:
+            await asyncio.sleep(0.05)
+    assert not await stack.driver.submitted.read(count=1, block=0.3)
+    await stack.driver.play(request, [100])
+    assert (await answer)[0] == 200
+
+
+async def test_an_accepted_request_is_on_disk_where_that_is_asked_for(start: Any) -> None:
+    stack = await start(durability="disk")
+
+    async def waits() -> int:
+        text = (await stack.driver.connection.call("INFO", "commandstats")).decode()
+        line = next((line for line in text.splitlines() if line.startswith("cmdstat_waitaof:")), "calls=0,")
+        return int(line.split("calls=")[1].split(",")[0])
+
+    before = await waits()
+    answers = [stack.post(PATH, STREAM) for _ in range(8)]
+    for _ in answers:
+        await stack.driver.play(await stack.driver.request(), [100])
+    for answer in answers:
+        assert (await answer)[0] == 200
+    assert 1 <= await waits() - before <= 8
+
+
+async def test_what_cannot_be_brought_to_disk_is_said_at_the_start(valkey: Any) -> None:
+    connection = Connection(valkey.url, "test")
+    await connection.call("CONFIG", "SET", "appendonly", "no")
+    with pytest.raises(Stop, match="with `appendonly yes`") as stop:
+        await Durable(connection).check()
+    assert stop.value.code is Exit.USAGE
+    await connection.close()
 
 
 async def test_s40_redis_restarts_in_mid_stream(start: Any, valkey: Any, parse_sse: Any) -> None:

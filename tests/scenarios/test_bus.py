@@ -270,9 +270,13 @@ class TestALease:
         def keys(lease: Lease, destination: str) -> list[str]:
             return [lease.key, KEYS.submit, destination]
 
+        def over(lease: Lease) -> tuple[list[str], list[Any]]:
+            arguments = [lease.epoch, "admission", entry, b"request", "0", 60]
+            return [*keys(lease, KEYS.run("0")), KEYS.holder("r")], arguments
+
         old, new = frozen.epoch, successor.epoch
         with pytest.raises(LeaseLost):
-            await HAND_OVER(one, keys(frozen, KEYS.run("0")), [old, "admission", entry, b"request"])
+            await HAND_OVER(one, *over(frozen))
         with pytest.raises(LeaseLost):
             await SETTLE(one, keys(frozen, KEYS.out("g")), [old, "admission", entry, b"no", 10])
         with pytest.raises(LeaseLost):
@@ -284,7 +288,7 @@ class TestALease:
         assert await one.call("XLEN", KEYS.submit) == 1
         await frozen.release()  # is not its to release
         assert await one.call("GET", KEYS.lease("admission")) == str(new).encode()
-        assert await HAND_OVER(other, keys(successor, KEYS.run("0")), [new, "admission", entry, b"request"])
+        assert await HAND_OVER(other, *over(successor))
 
     async def test_that_ran_out_with_nobody_waiting_is_renewed(self, one: Connection):
         lease = Lease(one, KEYS, "admission", 0.2)
@@ -295,17 +299,6 @@ class TestALease:
         await asyncio.sleep(0.15)
         keeping.cancel()
         assert await one.call("GET", KEYS.lease("admission")) == str(epoch).encode()
-
-    async def test_lost_with_all_data_is_set_again_and_said(self, one: Connection, caplog: Any):
-        lease = Lease(one, KEYS, "admission", 0.4)
-        epoch = str(await lease.acquire()).encode()
-        keeping = asyncio.create_task(lease.keep())
-        await one.call("FLUSHALL")
-        async with asyncio.timeout(5):
-            while await one.call("GET", KEYS.epoch("admission")) != epoch:
-                await asyncio.sleep(0.02)
-        keeping.cancel()
-        assert "was lost and is set again; Redis lost data" in caplog.text
 
 
 class TestAHandOver:
@@ -318,7 +311,9 @@ class TestAHandOver:
         await group.read()
         keys = [lease.key, KEYS.submit, KEYS.run("0")]
         attempts = [
-            HAND_OVER(connection, keys, [lease.epoch, "admission", entry, entry])
+            HAND_OVER(
+                connection, [*keys, KEYS.holder(entry)], [lease.epoch, "admission", entry, entry, "0", 60]
+            )
             for connection in [connect() for _ in range(4)]
             for entry in ids
         ]
@@ -335,8 +330,8 @@ class TestAHandOver:
         await lease.acquire()
         await Group(one, KEYS.submit, "admission", "a").ensure()
         entry = await append(one, KEYS.submit, b"unread")
-        keys = [lease.key, KEYS.submit, KEYS.run("0")]
-        assert await HAND_OVER(one, keys, [lease.epoch, "admission", entry, b"unread"]) is None
+        keys = [lease.key, KEYS.submit, KEYS.run("0"), KEYS.holder("r")]
+        assert await HAND_OVER(one, keys, [lease.epoch, "admission", entry, b"unread", "0", 60]) is None
         assert await one.call("XLEN", KEYS.submit) == 1
         assert await one.call("EXISTS", KEYS.run("0")) == 0
 
@@ -347,8 +342,24 @@ class TestAHandOver:
         group = Group(one, KEYS.submit, "admission", "a")
         entry = await append(one, KEYS.submit, b"x")
         await group.read()
-        keys = [lease.key, KEYS.submit, KEYS.run("0")]
-        assert await HAND_OVER(one, keys, [lease.epoch, "admission", entry, b"x"]) is not None
+        keys = [lease.key, KEYS.submit, KEYS.run("0"), KEYS.holder("r")]
+        assert await HAND_OVER(one, keys, [lease.epoch, "admission", entry, b"x", "0", 60]) is not None
+
+    async def test_of_what_a_replica_has_already_ends_the_entry(self, one: Connection):
+        lease = Lease(one, KEYS, "admission", 60)
+        await lease.acquire()
+        group = Group(one, KEYS.submit, "admission", "a")
+        answers = []
+        for replica in ("0", "1"):
+            entry = await append(one, KEYS.submit, b"x")
+            await group.read()
+            keys = [lease.key, KEYS.submit, KEYS.run(replica), KEYS.holder("x")]
+            answers.append(
+                await HAND_OVER(one, keys, [lease.epoch, "admission", entry, b"x", replica, 60]) is not None
+            )
+        assert answers == [True, False]
+        assert await one.call("EXISTS", KEYS.run("1"), KEYS.submit) == 1  # `submit` is there, and empty
+        assert await one.call("XLEN", KEYS.submit) == 0
 
 
 class TestARestartOfRedis:
@@ -405,6 +416,6 @@ def test_all_keys_of_a_stack_lie_in_one_slot():
     keys = Keys("a.b-c")
     names = [keys.submit, keys.run("0"), keys.out("g"), keys.cancel, keys.tombstone("r"), keys.beats]
     names += [keys.replicas, keys.journal("0"), keys.record("r"), keys.lease("h"), keys.epoch("h"), keys.dead]
-    names += [keys.parking("r"), keys.stream("r"), keys.once("t", "k")]
-    assert len(set(names)) == 15
+    names += [keys.parking("r"), keys.stream("r"), keys.once("t", "k"), keys.holder("r"), keys.marker]
+    assert len(set(names)) == 17
     assert {name[: name.index("}") + 1] for name in names} == {"pillion:{a.b-c}"}

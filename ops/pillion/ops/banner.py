@@ -30,6 +30,7 @@ async def lines(config: Config, context: int, seconds: float) -> list[str]:
     told = [
         f"Pillion serves {model}, ready after {seconds:.1f} s",
         *(capacity(config, context, facts) if facts else []),
+        *([f"  replicas  {config.stack.replicas}, each as above"] if config.stack.replicas > 1 else []),
     ]
     told.append(f"  at        {url(config)}/v1")
     if unsafe := warning(config):
@@ -40,10 +41,9 @@ async def lines(config: Config, context: int, seconds: float) -> list[str]:
 def capacity(config: Config, context: int, facts: Facts) -> list[str]:
     """What the replica can hold and run."""
     usable = facts.num_blocks - 1  # block 0 is never given out
-    threads = config.executor.threads or len(os.sched_getaffinity(0))
     full = usable // -(-facts.max_model_len // facts.block_size)
     told = [
-        f"  computes  {facts.dtype}, {counted(threads, 'thread')}",
+        f"  computes  {facts.dtype}, {counted(threads(config), 'thread')}",
         f"  backend   {facts.backend} ({facts.backend_reason})",
         f"  holds     {counted(usable, 'KV block')} of {counted(facts.block_size, 'token')}: "
         f"{counted(full, 'request')} of the full {facts.max_model_len} tokens",
@@ -58,6 +58,11 @@ def capacity(config: Config, context: int, facts: Facts) -> list[str]:
             f"give --num-kv-blocks {blocks} or more --kv-cache-memory"
         )
     return told
+
+
+def threads(config: Config) -> int:
+    """Compute threads of each executor: an equal share of the cores, if it is not said."""
+    return config.executor.threads or max(1, len(os.sched_getaffinity(0)) // config.stack.replicas)
 
 
 def _curl(config: Config, model: str) -> list[str]:

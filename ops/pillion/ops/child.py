@@ -100,7 +100,8 @@ class Child:
         self.last.append(text)
         name = f"{self.role:>9} {self.pid}"
         if self.colour:
-            name = f"\x1b[{_COLOURS.get(self.role, 37)}m{name}\x1b[0m"
+            colour = _COLOURS.get(self.role.partition("-")[0], 37)
+            name = f"\x1b[{colour}m{name}\x1b[0m"
         self.say(f"{name} | {text}")
 
 

@@ -1,4 +1,4 @@
-"""`pillion up`: Valkey and the four services as processes of one stack, under one supervisor."""
+"""`pillion up`: Valkey and the services as processes of one stack, under one supervisor."""
 
 import asyncio
 import os
@@ -24,6 +24,7 @@ from pillion.ops.stack import StackError
 FAILED = 1
 FORCED = 130
 _SERVICES = ("executor", "scheduler", "admission", "gateway")  # the order of the start: the slowest first
+_PAIR = ("executor", "scheduler")  # a replica
 _END_ORDER = ("gateway", "admission", "scheduler", "executor", "valkey")  # who lets work in goes first
 _END_SECONDS = 10.0  # beyond the drain, before a child is killed
 _VALKEY_SECONDS = 120.0  # until it answers, the reading of its log included
@@ -62,6 +63,8 @@ def resolve(config: Config) -> Config:
         valkey.binary()
     else:
         health.redis(config.stack.redis)
+    if config.stack.replicas > 1 and config.executor.executor is not None:
+        raise StackError("--executor names one executor, --replicas starts several; leave one of them out")
     port = ports.claim(config.gateway.host, config.gateway.port)
     replace = msgspec.structs.replace
     log_format = config.telemetry.log_format
@@ -75,12 +78,24 @@ def resolve(config: Config) -> Config:
         ),
         gateway=replace(config.gateway, port=port),
         executor=replace(
-            config.executor,
-            executor=config.executor.executor or f"unix:{sockets}/executor-{config.scheduler.replica}.sock",
+            config.executor, executor=config.executor.executor or _address(sockets, config.scheduler.replica)
         ),
         # The lines get a prefix and go to whoever started us: text, unless JSON was asked for.
         telemetry=replace(config.telemetry, log_format="text" if log_format == "auto" else log_format),
     )
+
+
+def _address(sockets: Path, replica: str) -> str:
+    return f"unix:{sockets}/executor-{replica}.sock"
+
+
+def replica_flags(config: Config, number: int, sockets: Path) -> list[str]:
+    """What the scheduler and the executor of one of several replicas have of their own: an equal share."""
+    share = config.executor.gpu_memory_utilization / config.stack.replicas
+    return [
+        *("--replica", str(number), "--executor", _address(sockets, str(number))),
+        *("--threads", str(banner.threads(config)), "--gpu-memory-utilization", f"{share:.4f}"),
+    ]
 
 
 class Up:
@@ -104,14 +119,27 @@ class Up:
         if config.stack.redis == stack.redis_url(self._socket):
             # It gets the time to write its log, and holds the stack's lock while it does.
             self._children["valkey"] = Child(
-                "valkey", valkey.configure(config.state_path, self._socket), environ, _say, colour,
-                signal.SIGTERM, (lock.descriptor,), valkey.log(config.state_path),
-            )  # fmt: skip
-        for number, role in enumerate(_SERVICES):
-            command = role_command(role, settings)
-            if config.telemetry.metrics_port and role != "gateway":
-                command += ["--metrics-port", str(config.telemetry.metrics_port + number)]
-            self._children[role] = Child(role, command, environ, _say, colour)
+                "valkey",
+                valkey.configure(config.state_path, self._socket, config.stack.durability),
+                environ,
+                _say,
+                colour,
+                signal.SIGTERM,
+                (lock.descriptor,),
+                valkey.log(config.state_path),
+            )
+        pairs = config.stack.replicas
+        for role in _SERVICES:
+            count = pairs if role in _PAIR else 1
+            for number in range(count):
+                name = f"{role}-{number}" if count > 1 else role
+                command = role_command(role, settings)
+                if count > 1:
+                    command += replica_flags(config, number, self._socket.parent)
+                if config.telemetry.metrics_port and role != "gateway":
+                    offset = _SERVICES.index(role) + len(_SERVICES) * number
+                    command += ["--metrics-port", str(config.telemetry.metrics_port + offset)]
+                self._children[name] = Child(name, command, environ, _say, colour)
 
     async def run(self) -> int:
         """Returns the exit code when every process has ended."""
@@ -163,7 +191,7 @@ class Up:
 
     async def _keep(self, child: Child) -> None:
         """Runs one role's process and starts it again when it dies, until it keeps failing."""
-        if child.role not in ("valkey", "executor"):
+        if _role(child) not in ("valkey", "executor"):
             await self._redis_ready.wait()
         restarts = Restarts()
         while True:
@@ -195,7 +223,7 @@ class Up:
             while True:
                 await asyncio.sleep(silence.look)
                 running = [(child, child.pid) for child in self._children.values() if child.running]
-                works = await asyncio.gather(*(self._works(child.role, connection) for child, _ in running))
+                works = await asyncio.gather(*(self._works(child, connection) for child, _ in running))
                 for (child, pid), answered in zip(running, works, strict=True):
                     if silence.heard(pid, answered) and pid == child.pid:
                         self._tell(f"{child.role} {pid} says nothing any more and is killed")
@@ -204,13 +232,16 @@ class Up:
         finally:
             await connection.close()
 
-    async def _works(self, role: str, connection: Connection) -> bool:
-        keys, replica = Keys(self._config.stack.stack), self._config.scheduler.replica
+    async def _works(self, child: Child, connection: Connection) -> bool:
+        keys, role = Keys(self._config.stack.stack), _role(child)
+        replica = child.role.partition("-")[2] or self._config.scheduler.replica
         match role:
             case "gateway":
                 return await watch.http(self._url)
             case "executor":
-                return await watch.grpc(self._config.executor.executor or "")
+                several = self._config.stack.replicas > 1
+                one = _address(self._socket.parent, replica)
+                return await watch.grpc(one if several else self._config.executor.executor or one)
             case "valkey":
                 return await watch.redis(self._socket)
             case _:
@@ -220,22 +251,23 @@ class Up:
     async def _end(self, code: int) -> int:
         """Ends what runs, in order; at once after a second signal. The exit code."""
         for role in _END_ORDER:
-            child = self._children.get(role)
-            if child is None or not child.running:
-                continue
-            grace = _END_SECONDS + (self._config.gateway.drain_timeout if role != "valkey" else 0)
-            child.send(signal.SIGTERM)
-            ended = asyncio.create_task(child.wait())
-            forced = asyncio.create_task(self._forced.wait())
-            await asyncio.wait({ended, forced}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-            forced.cancel()
-            if not ended.done():
-                if not self._forced.is_set():
-                    self._tell(f"{role} {child.pid} did not end within {grace:.0f} s and is killed")
-                child.send(signal.SIGKILL)
-            if await ended == 0 and role == "valkey":
-                self._tell(f"valkey {child.pid} ended: all is on disk")
+            children = [child for child in self._children.values() if _role(child) == role and child.running]
+            await asyncio.gather(*map(self._end_child, children))
         return FORCED if self._forced.is_set() else code
+
+    async def _end_child(self, child: Child) -> None:
+        grace = _END_SECONDS + (self._config.gateway.drain_timeout if child.role != "valkey" else 0)
+        child.send(signal.SIGTERM)
+        ended = asyncio.create_task(child.wait())
+        forced = asyncio.create_task(self._forced.wait())
+        await asyncio.wait({ended, forced}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        if not ended.done():
+            if not self._forced.is_set():
+                self._tell(f"{child.role} {child.pid} did not end within {grace:.0f} s and is killed")
+            child.send(signal.SIGKILL)
+        if await ended == 0 and child.role == "valkey":
+            self._tell(f"valkey {child.pid} ended: all is on disk")
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -267,6 +299,11 @@ class Up:
 
 def _complain(why: str) -> None:
     click.echo(f"pillion: {why}", err=True)
+
+
+def _role(child: Child) -> str:
+    """Without the replica's number."""
+    return child.role.partition("-")[0]
 
 
 def _say(line: str) -> None:

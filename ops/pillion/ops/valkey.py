@@ -35,8 +35,9 @@ def binary() -> Path:
     return path
 
 
-def configure(state: Path, socket: Path) -> list[str]:
+def configure(state: Path, socket: Path, durability: str = "process") -> list[str]:
     """Writes the configuration of a server in `state`/valkey; gives the command for it. Raises StackError."""
+    fsync = {"process": "everysec", "disk": "always"}[durability]
     folder = private_folder(state.absolute() / "valkey")
     settings = folder / "valkey.conf"
     lines = (
@@ -45,7 +46,7 @@ def configure(state: Path, socket: Path) -> list[str]:
         "unixsocketperm 600",
         f"dir {_quoted(folder)}",
         "appendonly yes",  # nothing accepted is lost when the process is killed,
-        "appendfsync everysec",  # and on power loss at most the last second
+        f"appendfsync {fsync}",  # and on power loss at most the last second, or nothing
         'save ""',  # no snapshots beside the log
         "aof-load-truncated yes",  # a log cut short by a power loss is read up to the cut
         "maxmemory-policy noeviction",  # what is queued is never dropped

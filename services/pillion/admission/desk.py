@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from pillion import clock
@@ -20,22 +20,30 @@ from pillion.admission.policy import (
     Event,
     Forward,
     Forwarded,
+    Generation,
+    Gone,
     Heard,
     Policy,
     Refuse,
     Reported,
+    Restored,
+    Returned,
     Woken,
 )
 from pillion.admission.spans import GROUP, Spans
-from pillion.bus import Connection, Entry, Keys, Lease, LeaseLost, append, retrying
-from pillion.bus.scripts import DISCARD, HAND_OVER, SETTLE, WRITE, Script
-from pillion.contracts.entries import Cancel, Heartbeat, Usage, encode
+from pillion.bus import Connection, DataLost, Entry, Keys, Lease, LeaseLost, append, retrying
+from pillion.bus.loss import age
+from pillion.bus.scripts import DISCARD, HAND_OVER, RESTORE, SETTLE, WRITE, Script
+from pillion.contracts.entries import Cancel, Heartbeat, Request, Usage, encode
 from pillion.telemetry import Metrics, names
 
 log = logging.getLogger(__name__)
 
 OUT_MAXLEN = 20_000  # entries of a gateway's stream
 DEAD_MAXLEN = 1_000  # entries set aside that are kept for whoever looks
+HOLDER_TTL = 86_400  # seconds that Redis knows where a request runs; it is deleted with its end
+YOUNG = 10.0  # seconds; data that is older was there when the replicas were heard first
+RESTORED_AT_ONCE = 64  # entries a script
 
 METRICS = (
     names.QUEUE_REQUESTS,
@@ -74,33 +82,71 @@ class Words:
     words: list[tuple[str, Usage]]
 
 
-Message = Submissions | Cancels | Beats | Words
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Redis holds this generation of the stack's data."""
+
+    generation: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What the replica held waits in `submit` again."""
+
+    replica: str
+
+
+Message = Submissions | Cancels | Beats | Words | Data | TakenBack
 
 
 class Desk:
-    """An actor: owns the policy and the connection that writes."""
+    """An actor: owns the policy and the connection that writes.
+
+    What waits is in Redis, and here; where Redis loses it, it is put back before anything else is done.
+    """
 
     def __init__(
-        self, policy: Policy, connection: Connection, keys: Keys, lease: Lease, metrics: Metrics, spans: Spans
+        self,
+        policy: Policy,
+        connection: Connection,
+        keys: Keys,
+        lease: Lease,
+        metrics: Metrics,
+        spans: Spans,
+        consumer: str,
     ) -> None:
+        """`consumer` is the group's member by which the entries came."""
         self.mailbox: Mailbox[Message] = Mailbox(capacity=4)
+        self.replicas = policy.replicas
+        self._consumer = consumer
+        self._lost = False  # a script found that Redis has lost data
         self._policy = policy
         self._connection = connection
         self._keys = keys
         self._lease = lease
         self._metrics = metrics
         self._spans = spans
-        self._kept = False  # whether Redis has accounts
         self._gauge()
 
     async def run(self) -> None:
         """Raises Stop where the lease is lost."""
         try:
             while True:
-                await self._message(await self._next())
+                message = await self._next()
+                await self._unless_lost(self._message(message))
+                while self._lost:
+                    # Nothing goes on until it is known which data there is now.
+                    self._policy.handle(Generation(""), clock.wall())
+                    await self._unless_lost(self._put_back())
                 self._gauge()
         except LeaseLost as error:
             raise Stop(Exit.LEASE_LOST, str(error)) from None
+
+    async def _unless_lost(self, doing: Coroutine[None, None, None]) -> None:
+        try:
+            await doing
+        except DataLost:
+            self._lost = True
 
     async def _next(self) -> Message | None:
         """None when a deadline has come before the next message."""
@@ -130,6 +176,12 @@ class Desk:
                 await self._events([Heard(beat, live) for beat in beats])
             case Words(words_):
                 await self._events([Reported(usage, entry) for entry, usage in words_])
+            case Data(generation):
+                await self._put_back()
+                young = age(generation, clock.wall()) < YOUNG
+                await self._events([Generation(generation, quiet=young)])
+            case TakenBack(replica):
+                await self._events([Gone(replica)])
 
     async def _submissions(self, entries: list[Entry]) -> None:
         requests = []
@@ -153,14 +205,16 @@ class Desk:
     async def _events(self, events: Sequence[Event]) -> None:
         """The accounts are kept before anything is done: what a successor finds done it finds set aside."""
         actions = [action for event in events for action in self._policy.handle(event, clock.wall())]
-        await self._keep()
+        try:
+            await self._keep()
+        except DataLost:
+            self._lost = True
         for action in actions:
             await self._act(action)
 
     async def _keep(self) -> None:
         """Writes what changed in the tenants' accounts, in one script."""
-        tenants = self._policy.tenants
-        hashes = tenants.changes()
+        hashes = self._policy.tenants.changes()
         if not any(hashes):
             return
         keys = [self._lease.key, self._keys.tenants, self._keys.reserved]
@@ -169,13 +223,7 @@ class Desk:
             args.append(len(pairs))
             for pair in pairs.items():
                 args += pair
-        had = await retrying("accounts", lambda: WRITE(self._connection, keys, args))
-        if not had and self._kept:
-            log.error("%s was lost and is written again; Redis lost data", self._keys.tenants)
-            self._kept = False
-            tenants.keep_all()
-            await self._keep()
-        self._kept = True
+        await retrying("accounts", lambda: WRITE(self._connection, keys, args))
 
     async def restore(self) -> str | None:
         """Takes over the accounts of a predecessor. Answers the entry from which on ends are of interest."""
@@ -185,18 +233,26 @@ class Desk:
                 ("HGETALL", self._keys.tenants), ("HGETALL", self._keys.reserved)
             ),
         )
-        self._kept = bool(tenants)
         self._policy.restore(_decoded(tenants), _decoded(reserved))
         return self._policy.tenants.oldest()
 
     async def _act(self, action: Action) -> None:
+        try:
+            await self._do(action)
+        except DataLost:
+            self._lost = True
+            if isinstance(action, Forward):
+                self._policy.handle(Returned(action.waiting, action.replica), clock.wall())
+            # What else was to be said is said when the gateway submits the request again.
+
+    async def _do(self, action: Action) -> None:
         match action:
             case Forward(waiting, replica):
                 self._metrics[names.QUEUE_WAIT].observe(max(clock.wall() - waiting.since, 0.0))
                 request = self._spans.forwarded(waiting, replica)
-                entry = await self._script(HAND_OVER, self._keys.run(replica), waiting.entry, encode(request))
+                entry = await self._hand_over(waiting.entry, request, replica)
                 if entry is None:
-                    log.warning("request %s had gone on before", request.id)
+                    log.info("request %s had gone on before", request.id)
                 forwarded = Forwarded(waiting.entry, replica, entry)
                 self._policy.handle(forwarded, clock.wall())
             case Refuse(waiting, refusal, reason):
@@ -238,6 +294,40 @@ class Desk:
         keys = [self._lease.key, self._keys.submit, *head]
         args = [self._lease.epoch, GROUP, entry, *life]
         await retrying("discard", lambda: DISCARD(self._connection, keys, args))
+
+    async def _hand_over(self, entry: str, request: Request, replica: str) -> str | None:
+        keys = [
+            self._lease.key, self._keys.submit, self._keys.run(replica), self._keys.holder(request.id),
+        ]  # fmt: skip
+        args = [self._lease.epoch, GROUP, entry, encode(request), replica, HOLDER_TTL]
+        answer = await retrying("hand-over", lambda: HAND_OVER(self._connection, keys, args))
+        return None if answer is None else answer.decode()
+
+    async def _put_back(self) -> None:
+        """Puts what waits back into `submit`, where it is not there any more, and the tenants' accounts.
+
+        Raises DataLost where it was lost again.
+        """
+        self._lost = False
+        if not self._lease.epoch:
+            return  # standing by
+        waiting = list(self._policy.line)
+        restored: dict[str, str] = {}
+        for start in range(0, max(len(waiting), 1), RESTORED_AT_ONCE):
+            part = waiting[start : start + RESTORED_AT_ONCE]
+            keys = [self._lease.key, self._lease.lease, self._keys.submit, self._keys.submit]
+            args: list[object] = [self._lease.epoch, self._lease.milliseconds, GROUP, self._consumer]
+            args += ["", 0, 0, 0]  # no holders, no records
+            for each in part:
+                args += [each.entry, encode(each.request), b""]
+            ids = await retrying("restore", lambda: RESTORE(self._connection, keys, args))  # noqa: B023
+            restored |= {each.request.id: id.decode() for each, id in zip(part, ids, strict=True)}
+        moved = sum(each.entry != restored[each.request.id] for each in waiting)
+        if moved:
+            log.warning("%d waiting requests were lost with Redis' data and are put back", moved)
+        self._policy.handle(Restored(restored), clock.wall())
+        self._policy.tenants.keep_all()
+        await self._keep()
 
     async def _script(
         self, script: Script, destination: str, entry: str, *args: object, head: str | None = None

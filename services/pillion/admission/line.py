@@ -113,6 +113,12 @@ class Line:
         self.tokens -= waiting.tokens
         return waiting
 
+    def moved(self, request: str, entry: str) -> None:
+        """It stands in another entry now. Raises KeyError."""
+        waiting = self.remove(request)
+        waiting.entry = entry
+        self.add(waiting)
+
     def ahead(self, waiting: Waiting) -> Ahead:
         """What would be let in before this one, were it added and nothing else came."""
         request, place, shares = waiting.request, _place(waiting), self._shares

@@ -61,6 +61,39 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """A `Forward` could not be done; the request waits again."""
+
+    waiting: Waiting
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What waits has been put back into Redis, in these entries by request."""
+
+    entries: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Which data Redis holds ("": not known). Nothing goes on before every replica has put back what it runs.
+
+    `quiet`: the data is so young that there may be replicas that nobody has heard of yet.
+    """
+
+    name: str
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What the replica held was taken back."""
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The time asked for by `wake_at` has come."""
 
@@ -68,7 +101,9 @@ class Woken:
 LEVELS = ("high", "normal", "low")
 """Priorities below, at and above 0."""
 
-Event = Arrived | Cancelled | Heard | Forwarded | Reported | Woken
+QUIET = 1.5  # seconds; a replica speaks at least every second
+
+Event = Arrived | Cancelled | Heard | Forwarded | Reported | Returned | Restored | Generation | Gone | Woken
 
 # --- actions ---------------------------------------------------------------------------------------
 
@@ -138,6 +173,8 @@ class Policy:
         self.replicas = Replicas(slo_ttft)
         self._slo_ttft = slo_ttft
         self._correction = Correction()
+        self._generation: str = ""
+        self._quiet_until = 0.0
 
     def handle(self, event: Event, now: float) -> list[Action]:
         actions = self._handle(event, now)
@@ -164,14 +201,31 @@ class Policy:
                 return []
             case Reported():
                 return self._reported(event, now)
+            case Returned(waiting, replica):
+                self.replicas.sent(waiting.entry, replica, None)
+                self.line.add(waiting)
+                return []
+            case Restored(entries):
+                for request, entry in entries.items():
+                    self.line.moved(request, entry)
+                return []
+            case Generation(name, quiet):
+                self._generation = name
+                self._quiet_until = now + QUIET if quiet else 0.0
+                return self._place(now)
+            case Gone(replica):
+                self.replicas.gone(replica)
+                return self._place(now)
             case Woken():
                 return self._expire(now) + self._place(now)
 
     @property
     def wake_at(self) -> float | None:
-        """The earliest deadline of those that wait."""
-        deadlines = [w.request.deadline for w in self.line if w.request.deadline is not None]
-        return min(deadlines, default=None)
+        """The earliest deadline of those that wait, and when they may go on."""
+        times = [w.request.deadline for w in self.line if w.request.deadline is not None]
+        if self._quiet_until and len(self.line):
+            times.append(self._quiet_until)
+        return min(times, default=None)
 
     def waiting(self) -> Counter[str]:
         """How many wait, by level of priority."""
@@ -180,7 +234,10 @@ class Policy:
     def _arrived(self, event: Arrived, now: float) -> list[Action]:
         request = event.request
         actions: list[Action] = []
-        if self.line.get(request.id) is not None:
+        known = self.line.get(request.id)
+        if known is not None and known.entry == event.entry:
+            return []  # put back after a loss, and read again
+        if known is not None:
             # Submitted again after a loss that was none, or was one: the later entry is surely there.
             actions.append(Drop(self.line.remove(request.id).entry))
         tokens = prompt_tokens(request)
@@ -197,9 +254,11 @@ class Policy:
                 return [*actions, refusal]
         self.line.add(waiting)
         actions += self._place(now)
-        if len(self.line) > self.max_waiting:
-            # A tenant with few in line is not kept out by one with many.
+        if len(self.line) > self.max_waiting and not request.resumed:
+            # A tenant with few in line is not kept out by one with many; what ran before is not put out.
             victim = self.line.latest_of_most(request.tenant) or waiting
+            if victim.request.resumed:
+                victim = waiting
             self.line.remove(victim.request.id)
             rate = self.replicas.rate(request.model, now)
             told = limits.queue_full(victim.request, len(self.line), self.line.tokens, rate)
@@ -209,7 +268,7 @@ class Policy:
     def _let_in(self, waiting: Waiting, now: float) -> Refuse | None:
         """Sets aside what the request needs, or says why it must come again later."""
         request = waiting.request
-        again = request.life > 0 or self.replicas.ran(request.id)
+        again = request.resumed or request.life > 0 or self.replicas.ran(request.id)
         short = None if again else self.tenants.short(waiting, now)
         if short is not None:
             told = limits.over_limit(request, short)
@@ -295,18 +354,21 @@ class Policy:
         facts: list[Facts] = self.replicas.facts(request.model)
         if facts and not any(fits(request, each) for each in facts):
             return Refuse(waiting, limits.too_long(request, facts), "too_long")
-        if not facts and self.replicas.all_told():
+        if not facts and self.replicas.all_told() and not request.resumed:
             return Refuse(waiting, limits.unknown_model(request, self.replicas.models()), "model_not_found")
         return None
 
     def _place(self, now: float) -> list[Action]:
-        if not len(self.line):
+        if not len(self.line) or now < self._quiet_until:
             return []
+        self._quiet_until = 0.0
         free = self.replicas.ready(now)
         forwards: list[Action] = []
         for waiting in self.line:
             if not free:
                 break
+            if not self.replicas.settled(waiting.request.model, self._generation):
+                continue
             able = self.replicas.able(waiting.request, free)
             replica = self.replicas.best(waiting, able)
             if replica is None:

@@ -22,6 +22,11 @@ class Prefixes:
         while len(self._replica) > _REMEMBERED:
             self._replica.popitem(last=False)
 
+    def forget(self, replica: str) -> None:
+        """It is gone, and with it all that it held."""
+        for block in [block for block, name in self._replica.items() if name == replica]:
+            del self._replica[block]
+
     def held(self, request: Request, prompt: tuple[int, ...], facts: Facts, replica: str) -> int:
         """Leading tokens of the prompt that the replica is likely to hold; the last is always computed."""
         found = 0

@@ -37,6 +37,10 @@ class Replica:
     sent: dict[str, Sent] = field(default_factory=dict)  # by the entry that it came in
 
     @property
+    def fingerprint(self) -> str:
+        return self.facts.fingerprint if self.facts is not None else ""
+
+    @property
     def load(self) -> int:
         """Prompt tokens that it holds and has not computed."""
         return self.beat.uncomputed + sum(sent.tokens for sent in self.sent.values())
@@ -85,6 +89,10 @@ class Recent:
         if len(self._replica) > _REMEMBERED:
             self._replica.popitem(last=False)
 
+    def forget(self, replica: str) -> None:
+        for key in [key for key, name in self._replica.items() if name == replica]:
+            del self._replica[key]
+
 
 class Replicas:
     """All that were heard of, and where prefixes went."""
@@ -128,6 +136,34 @@ class Replicas:
         if news:
             known.facts = beat.facts
         return news
+
+    def gone(self, name: str) -> None:
+        """What it held was taken back. A heartbeat makes it known again."""
+        self._replicas.pop(name, None)
+        self._ran_at.forget(name)
+        self._prefixes.forget(name)
+
+    def suspects(self, now: float) -> dict[str, bool]:
+        """Replicas that may be dead, silent for a while, and whether they said themselves that they go."""
+        return {
+            name: replica.beat.state == "gone"
+            for name, replica in self._replicas.items()
+            if replica.beat.state == "gone" or now - replica.heard > FRESH
+        }
+
+    def heirs(self, name: str, now: float) -> bool:
+        """Whether another ready replica has the model of this one."""
+        facts = self._replicas[name].facts
+        ready = (self._replicas[other].facts for other in self.ready(now) if other != name)
+        return facts is not None and any(each is not None and each.model == facts.model for each in ready)
+
+    def settled(self, model: str, generation: str) -> bool:
+        """Whether all that was heard of, and may run the model, has told of this generation of the data."""
+        return all(
+            replica.beat.generation == generation
+            for replica in self._replicas.values()
+            if replica.heard and (replica.facts is None or replica.facts.model == model)
+        )
 
     def forget(self, now: float) -> None:
         for name in [name for name, replica in self._replicas.items() if now - replica.seen > FORGET]:
@@ -174,7 +210,8 @@ class Replicas:
     def able(self, request: Request, among: set[str]) -> set[str]:
         """Those of the request's model that are large enough for it.
 
-        A request that comes again goes where it went before, while that replica lives: it knows what it has.
+        A request that comes again goes where it went before, while that replica lives: its prefix may be held
+        there. Else where the same bits are computed.
         """
         able = {
             name
@@ -184,7 +221,10 @@ class Replicas:
             and fits(request, facts)
         }
         before = self._ran_at.get(request.id)
-        return {before} if before in able else able
+        if before in able:
+            return {before}
+        same = {name for name in able if self._replicas[name].fingerprint == request.fingerprint}
+        return same or able
 
     def ran(self, request: str) -> bool:
         """Whether it went on before, as far as is remembered."""
@@ -220,10 +260,13 @@ class Replicas:
         if len(open_) < 2:
             return open_[0] if open_ else None
 
+        # A new one is taken to be as fast as the others until it has measured itself.
+        guess = max(self._replicas[name].beat.prefill_rate for name in open_) or 1.0
+
         def finish(name: str) -> float:
             replica = self._replicas[name]
             work = replica.load + 2 * self._suffix(waiting.request, name)
-            return work / (replica.beat.prefill_rate or 1.0)
+            return work / (replica.beat.prefill_rate or guess)
 
         return min(open_, key=finish)
 

@@ -11,11 +11,12 @@ from redis.exceptions import RedisError
 
 from pillion import ids
 from pillion.actors import Exit, Supervisor
-from pillion.admission.desk import METRICS, Beats, Cancels, Desk, Submissions, Words
+from pillion.admission.desk import METRICS, Beats, Cancels, Data, Desk, Submissions, Words
 from pillion.admission.policy import Policy
 from pillion.admission.spans import GROUP, Spans
+from pillion.admission.takeover import TakeOver
 from pillion.admission.tenants import Tenants
-from pillion.bus import Connection, Entry, Group, Keys, Lease, Tail, retrying
+from pillion.bus import Connection, Entry, Group, Keys, Lease, Tail, Watch, retrying
 from pillion.config import Config, TenantLimits, parse_limits
 from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, Usage, decode
 from pillion.telemetry import Metrics, tracing
@@ -45,6 +46,8 @@ async def run(config: Config) -> int:
     supervisor.add("cancels", admission.read_cancels)
     supervisor.add("heartbeats", admission.read_heartbeats)
     supervisor.add("usage", admission.read_usage)
+    supervisor.add("watch", admission.watch.run)
+    supervisor.add("take-over", admission.take_over)
     # It owns what is decided and under way; with that in doubt a new process starts from the streams.
     supervisor.add("desk", admission.desk.run, max_restarts=0)
     supervisor.on_drain(admission.leave)
@@ -60,15 +63,16 @@ class Admission:
 
     def __init__(self, redis: str, config: Config, metrics: Metrics) -> None:
         keys = Keys(config.stack.stack)
-        names = ("desk", "lease", "submit", "cancel", "beats", "usage")
+        names = ("desk", "lease", "submit", "cancel", "beats", "usage", "watch", "takeover")
         self._connections = [Connection(redis, f"pillion-admission-{name}") for name in names]
-        desk, lease, submit, cancel, beats, usage = self._connections
+        desk, lease, submit, cancel, beats, usage, watch, takeover = self._connections
         self._keys = keys
         self._lease = Lease(lease, keys, "admission", config.scheduler.lease_seconds)
         self._held = asyncio.Event()
         self._recovered = asyncio.Event()
         self._warm = asyncio.Event()  # the replicas found in Redis are known
-        self._group = Group(submit, keys.submit, GROUP, ids.process_id())
+        consumer = ids.process_id()
+        self._group = Group(submit, keys.submit, GROUP, consumer)
         self._cancels = Tail(cancel, keys.cancel)
         self._beats = Tail(beats, keys.beats)
         self._usage = Tail(usage, keys.usage)
@@ -80,7 +84,9 @@ class Admission:
             settings.slo_ttft,
             Tenants(limits, parse_limits(settings.tenant_limits, limits)),
         )
-        self.desk = Desk(policy, desk, keys, self._lease, metrics, Spans(tracing.tracer()))
+        self.desk = Desk(policy, desk, keys, self._lease, metrics, Spans(tracing.tracer()), consumer)
+        self.watch = Watch(watch, keys, self._data)
+        self._take_over = TakeOver(takeover, keys, config.scheduler, self.desk)
 
     async def hold_lease(self) -> None:
         if not self._held.is_set():
@@ -94,6 +100,13 @@ class Admission:
             log.info("admission is active, epoch %d", self._lease.epoch)
             self._held.set()
         await self._lease.keep()
+
+    async def _data(self, generation: str) -> None:
+        self.desk.mailbox.put_control(Data(generation))
+
+    async def take_over(self) -> None:
+        await self._held.wait()
+        await self._take_over.run()
 
     async def read_submissions(self) -> None:
         await self._held.wait()

@@ -67,12 +67,6 @@ class Call:
         self._inbox: Inbox | None = None  # once something of it may run
         self._refusal: str | None = None  # its code: nothing runs that is ours
 
-    @property
-    def heard(self) -> bool:
-        """Whether anything came: it will then not be submitted again."""
-        known = any(choice.known for choice in self.answer.choices)
-        return known or (self._inbox is not None and self._inbox.replica != "")
-
     # --- begin -------------------------------------------------------------------------------------
 
     async def submit(self) -> None:
@@ -82,17 +76,21 @@ class Call:
             sent(await self._bus.outbox.submit(self.request, self.head, self._claim, self._once))
 
     async def submit_again(self) -> None:
-        """After Redis lost what it had. Raises ApiError, RedisError."""
-        if self.heard:
-            await self._bus.outbox.restore(self.request, self.head, self._claim)
-        else:
-            await self._bus.outbox.submit(self.request, self.head, self._claim, self._once)
+        """After Redis may have lost it: what is still there is not added twice."""
+        if self._inbox is not None and not self.answer.done and self._refusal is None:
+            await self._bus.outbox.submit_again(self.request, self.head, self._claim, self._once)
 
     async def take_up(self, former: Standing) -> None:
         """Runs the next life, from what the answer has seen. Raises ApiError."""
         ended = tuple(choice.index for choice in self.answer.choices if choice.finish is not None)
         self._leave()
-        self.request = msgspec.structs.replace(self.request, life=former.life + 1, ended=ended)
+        self.request = msgspec.structs.replace(
+            self.request,
+            life=former.life + 1,
+            ended=ended,
+            resumed=True,
+            fingerprint=self.head.fingerprint or "",
+        )
         self._claim = ids.process_id()
         self._inbox = self._bus.streams.open(self.request.id, self.request.life)
         try:

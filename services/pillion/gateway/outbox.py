@@ -1,20 +1,20 @@
 """What the gateway writes: submits, cancels, and that it lives."""
 
 import asyncio
-import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from pillion import clock
 from pillion.actors import Mailbox
-from pillion.bus import UNREACHABLE, Connection, Keys, retrying
+from pillion.bus import UNREACHABLE, Connection, Durable, Keys, retrying
 from pillion.bus.scripts import FORGET, SUBMIT, TAKE_UP
 from pillion.contracts.entries import Cancel, Refusal, Request, StepOutput, encode
 from pillion.gateway.heads import Once, Standing, StreamHead
 from pillion.gateway.protocol.errors import MOVED, ApiError, bus_gone, moved
-
-log = logging.getLogger(__name__)
 
 SUBMIT_PATIENCE = 5.0  # seconds that a submit waits for Redis
 CANCELS_KEPT = 10_000  # entries of the cancel stream
@@ -22,6 +22,8 @@ TOMBSTONE = 3600  # seconds
 PRESENCE = 10.0  # seconds after which a gateway that says nothing is gone
 OUT_KEPT = 3600  # seconds that a gone gateway's stream is kept
 BATCH = 64
+RECENT = 1024  # cancels, of the last RECENT_SECONDS, that are sent again when Redis has lost data
+RECENT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +37,26 @@ class Outbox:
     """An actor for cancels; submits go out in the caller's own task."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, gateway: str, bound: int, retention: float = 0.0
+        self,
+        connection: Connection,
+        keys: Keys,
+        gateway: str,
+        bound: int,
+        retention: float = 0.0,
+        durable: Durable | None = None,
     ) -> None:
-        """`bound`: the most entries that may wait in the submit stream. `retention`: of records, seconds."""
+        """`bound`: the most entries that may wait in the submit stream. `retention`: of records, seconds.
+        `durable`, of the same connection: waits for the disk before a request counts as accepted.
+        """
+        self._durable = durable
         self._connection = connection
         self._keys = keys
         self._gateway = gateway
         self._bound = bound
         self._retention = retention
         self._words: Mailbox[Cancel | _Forget] = Mailbox(1, control_capacity=1 << 16)
+        self._sent: deque[tuple[float, Cancel]] = deque(maxlen=RECENT)
         self._alive = keys.lease(f"gateway:{gateway}")
-        self._mark = keys.epoch(f"gateway:{gateway}")
 
     async def submit(self, request: Request, head: StreamHead, claim: str, once: Once | None = None) -> str:
         """Adds the request and its head, answers the entry's id. Raises ApiError: 429 if too many wait, 503
@@ -54,20 +65,36 @@ class Outbox:
         A submit whose answer got lost is sent again; an id that is known is not run twice. `claim` names the
         connection that owns the request.
         """
-        keys = [self._keys.submit, self._keys.stream(request.id)]
-        if once is not None:
-            keys.append(self._keys.once(request.tenant, once.name))
-        args = [
-            *(self._bound, encode(request), encode(head), self._gateway, claim, self._kept(request)),
-            *(request.id, once.former if once else ""),
-        ]
-        entry, other, room = await self._added(lambda: SUBMIT(self._connection, keys, args))
+        entry, other, room = await self._added(self._submission(request, head, claim, once, self._bound))
         if other:
             raise ApiError(
                 409, "A request with this Idempotency-Key came at the same time; send it again to join it.",
                 param="Idempotency-Key", code="idempotency_key_in_use", retry_after=1.0,
             )  # fmt: skip
         return _entry(entry, room)
+
+    async def submit_again(
+        self, request: Request, head: StreamHead, claim: str, once: Once | None = None
+    ) -> None:
+        """After a loss: adds what is not there any more, however many wait and however long it takes."""
+        again = msgspec.structs.replace(request, resumed=True, fingerprint=head.fingerprint or "")
+        for key in (once, None):  # a key that another request has by now stays with it
+            submission = self._submission(again, head, claim, key, 1 << 62)
+            _, other, _ = await retrying("submit again", submission)
+            if not other:
+                return
+
+    def _submission(
+        self, request: Request, head: StreamHead, claim: str, once: Once | None, bound: int
+    ) -> Callable[[], Awaitable[Any]]:
+        keys = [self._keys.submit, self._keys.stream(request.id)]
+        if once is not None:
+            keys.append(self._keys.once(request.tenant, once.name))
+        args = [
+            *(bound, encode(request), encode(head), self._gateway, claim, self._kept(request)),
+            *(request.id, once.former if once else "", request.life),
+        ]
+        return lambda: SUBMIT(self._connection, keys, args)
 
     async def take_up(self, request: Request, former: Standing, claim: str) -> str:
         """Adds the next life of a parked request, which is then this gateway's; tells the former owner.
@@ -88,15 +115,6 @@ class Outbox:
             raise ApiError(409, "Another connection took up this stream just now.", code=MOVED)
         return _entry(entry, room)
 
-    async def restore(self, request: Request, head: StreamHead, claim: str) -> None:
-        """Writes the head of a request that runs, after Redis lost it. Raises RedisError."""
-        key = self._keys.stream(request.id)
-        await self._connection.pipeline(
-            ("HSET", key, "head", encode(head), "owner", self._gateway, "claim", claim,
-             "life", request.life, "parked", -1),
-            ("EXPIRE", key, self._kept(request)),
-        )  # fmt: skip
-
     def cancel(self, request: str, choice: int | None, reason: str, traceparent: str = "") -> None:
         """Ends a request, or one choice of it, as soon as Redis can be told. Does not wait."""
         self._words.put_control(Cancel(request, choice, reason, traceparent))
@@ -104,6 +122,13 @@ class Outbox:
     def park(self, request: str, life: int, reason: str, traceparent: str = "") -> None:
         """Ends a life of a request, such that another can follow, as soon as Redis can be told."""
         self._words.put_control(Cancel(request, None, reason, traceparent, park=True, life=life))
+
+    def cancel_again(self) -> None:
+        """After a loss: what was sent lately may not have been read."""
+        after = clock.monotonic() - RECENT_SECONDS
+        words, self._sent = [word for at, word in self._sent if at > after], deque(maxlen=RECENT)
+        for word in words:
+            self._words.put_control(word)
 
     def forget(self, request: Request, claim: str, once: Once | None) -> None:
         """Takes back what names a request that brought nothing, as soon as Redis can be told."""
@@ -132,6 +157,7 @@ class Outbox:
             elif word.choice is None:
                 commands.append(("SET", self._keys.tombstone(word.request), word.reason, "EX", TOMBSTONE))
             commands.append(("XADD", self._keys.cancel, "MAXLEN", "~", CANCELS_KEPT, "*", "e", encode(word)))
+            self._sent.append((clock.monotonic(), word))
         if commands:
             await retrying("cancel", lambda: self._connection.pipeline(*commands))
         for word in words:
@@ -148,6 +174,8 @@ class Outbox:
     async def _added(self, attempt: Callable[[], Awaitable[Any]]) -> Sequence[Any]:
         try:
             answer: Sequence[Any] = await retrying("submit", attempt, give_up_after=SUBMIT_PATIENCE)
+            if self._durable is not None:
+                await self._durable.synced()
         except UNREACHABLE:
             raise bus_gone() from None
         return answer
@@ -157,32 +185,21 @@ class Outbox:
         left = 0.0 if request.deadline is None else max(0.0, request.deadline - clock.wall())
         return int(left + self._retention) + 1
 
-    async def here(self) -> bool:
-        """Says that this gateway lives. False when Redis has lost what was said before. Raises RedisError."""
-        before, _, _ = await self._connection.pipeline(
-            ("SET", self._mark, 1, "EX", OUT_KEPT, "GET"),
+    async def here(self) -> None:
+        """Says that this gateway lives. Raises RedisError."""
+        await self._connection.pipeline(
             ("SET", self._alive, 1, "PX", int(PRESENCE * 1000)),
             ("EXPIRE", self._keys.out(self._gateway), OUT_KEPT),
         )
-        return before is not None
 
     async def leave(self) -> None:
         """Takes back all that names this gateway. Raises RedisError."""
-        await self._connection.call("DEL", self._alive, self._mark, self._keys.out(self._gateway))
+        await self._connection.call("DEL", self._alive, self._keys.out(self._gateway))
 
-    async def presence(self, lost: "asyncio.Event") -> None:
-        """An actor: says so without end, and sets `lost` when Redis has lost data."""
-        known = False
+    async def presence(self) -> None:
+        """An actor: says so without end."""
         while True:
-            try:
-                kept = await self.here()
-            except UNREACHABLE as error:
-                log.warning("presence: Redis cannot be reached: %s", error)
-            else:
-                if known and not kept:
-                    log.error("Redis lost data: what has no output yet is submitted again")
-                    lost.set()
-                known = True
+            await retrying("presence", self.here)
             await asyncio.sleep(PRESENCE / 4)
 
 

@@ -12,18 +12,18 @@ from redis.exceptions import RedisError
 
 from pillion import clock
 from pillion.actors import Exit, Stop, Supervisor
-from pillion.bus import UNREACHABLE, Tail
+from pillion.bus import UNREACHABLE, Tail, Watch, retrying
 from pillion.config import Config, ConfigError
 from pillion.contracts.entries import Heartbeat, UnknownSchema, decode
 from pillion.gateway.app import App
 from pillion.gateway.listener import Patience, Runner
 from pillion.gateway.model import load_model
-from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.renewal import renew
 from pillion.gateway.state import State
 from pillion.gateway.templates import TemplateError
 from pillion.gateway.tls import Certificate
 from pillion.modelfiles import ModelFileError
+from pillion.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,9 @@ class Gateway:
         self.state = State(config, url)
         self.port = 0  # once it listens
         self.listens = asyncio.Event()
-        self._lost = asyncio.Event()
+        self.watch = Watch(self.state.connections["watch"], self.state.names, self._data)
+        self._generation = ""  # of Redis' data
+        self._restored: dict[str, str] = {}  # the generation that each replica has told of
 
     async def model(self) -> None:
         """Loads what the gateway needs of the model; requests get a 503 until then. Raises Stop."""
@@ -100,7 +102,7 @@ class Gateway:
 
     async def heartbeats(self) -> None:
         """Follows the replicas' heartbeats."""
-        tail = Tail(self.state.connections["beats"], self.state.beats)
+        tail = Tail(self.state.connections["beats"], self.state.names.beats)
         async for entries in tail.follow():
             for item in entries:
                 try:
@@ -109,22 +111,32 @@ class Gateway:
                     log.error("a heartbeat cannot be read: %s", error)
                 else:
                     self.state.replicas.heard(beat, clock.monotonic())
+                    self._heard(beat)
 
-    async def presence(self) -> None:
-        await self.state.presence.presence(self._lost)
+    def _heard(self, beat: Heartbeat) -> None:
+        """What a replica published before a loss may not have come; it stands in its journal again."""
+        known = self._restored.get(beat.replica)
+        self._restored[beat.replica] = beat.generation
+        if known and known != beat.generation:
+            self.state.streams.look_back(beat.replica)
 
-    async def resubmit(self) -> None:
-        """After Redis lost data: what had no output yet is submitted again, under the same id; of the rest
-        the heads are written again.
-        """
-        while True:
-            await self._lost.wait()
-            self._lost.clear()
-            for call in tuple(self.state.calls.values()):
-                try:
-                    await call.submit_again()
-                except (ApiError, *UNREACHABLE) as error:
-                    log.error("request %s cannot be submitted again: %s", call.request.id, error)
+    async def _data(self, generation: str) -> None:
+        """Redis holds other data, or may: what has not ended is submitted again, under the same ids."""
+        known, self._generation = self._generation, generation
+        if not known:
+            return
+        await retrying("presence", self.state.presence.here)
+        self.state.outbox.cancel_again()
+        calls = tuple(self.state.calls.values())
+        for call in calls:
+            await call.submit_again()
+        if calls:
+            log.warning("submitted again, where it was lost: %s", counted(len(calls), "request"))
+
+    async def durability(self) -> None:
+        """Raises Stop where Redis cannot do what is asked of it. Returns when it can."""
+        if self.state.durable is not None:
+            await retrying("durability", self.state.durable.check)
 
     async def drain(self) -> None:
         """Takes no new request, and waits for those that run."""
@@ -153,8 +165,9 @@ class Gateway:
             "out": self.state.streams.run,
             "cancels": self.state.outbox.run,
             "heartbeats": self.heartbeats,
-            "presence": self.presence,
-            "resubmit": self.resubmit,
+            "presence": self.state.presence.presence,
+            "watch": self.watch.run,
+            "durability": self.durability,
         }
 
     async def close(self) -> None:

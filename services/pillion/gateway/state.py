@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span
 
 from pillion import clock, ids
-from pillion.bus import Connection, Keys
+from pillion.bus import Connection, Durable, Keys
 from pillion.config import DEFAULT_SLO_TBT, Config
 from pillion.contracts.entries import Facts
 from pillion.gateway import auth
@@ -48,16 +48,17 @@ class State:
         keys = Keys(config.stack.stack)
         self.connections = {
             name: Connection(url, f"gateway-{self.id}-{name}")
-            for name in ("write", "read", "out", "beats", "alive")
+            for name in ("write", "read", "out", "beats", "alive", "watch")
         }
         write, read = self.connections["write"], self.connections["read"]
         # As many again as admission holds: it refuses by then, and says why.
         bound = 2 * config.admission.max_waiting
-        self.outbox = Outbox(write, keys, self.id, bound, config.scheduler.journal_retention)
+        self.durable = Durable(write) if config.stack.durability == "disk" else None
+        self.outbox = Outbox(write, keys, self.id, bound, config.scheduler.journal_retention, self.durable)
         self.presence = Outbox(self.connections["alive"], keys, self.id, bound)
         self.streams = Streams(self.connections["out"], read, keys, self.id)
         self.bus = Bus(self.streams, self.outbox, Heads(read, keys))
-        self.beats = keys.beats
+        self.names = keys
         self.replicas = Replicas()
         self.keys = auth.Keys(config.gateway.api_key, config.gateway.api_keys_file)
         self.hosts = Hosts(config.gateway.host, config.gateway.allowed_hosts, keys=self.keys.needed)

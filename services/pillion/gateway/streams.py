@@ -42,6 +42,11 @@ class Inbox:
             self._refusal = refusal
             self._news.set()
 
+    def look_back(self) -> None:
+        """Something may have come that was lost on the way."""
+        self.lost = True
+        self._news.set()
+
     async def take(self, seconds: float) -> list[Tokens] | Refusal:
         """All items that came, after waiting for the first. [] when none came in time, or some were lost."""
         if not (self._items or self._refusal or self.lost):
@@ -84,6 +89,13 @@ class Streams:
         inboxes.remove(inbox)
         if not inboxes:
             del self._inboxes[inbox.request]
+
+    def look_back(self, replica: str) -> None:
+        """All requests of the replica read its journal, and their records."""
+        for inboxes in self._inboxes.values():
+            for inbox in inboxes:
+                if inbox.replica == replica:
+                    inbox.look_back()
 
     async def run(self) -> None:
         """An actor. Ends only by cancellation."""

@@ -18,7 +18,6 @@ from .messages import (
     Command,
     Connected,
     Disconnected,
-    Draining,
     Event,
     Plan,
     Publish,
@@ -98,7 +97,6 @@ class Core:
         self._waiting = Queue()
         self._suspects: list[Sequence] = []  # each of them runs alone until it has come further
         self._order = 0
-        self._draining = False
         self._facts: Facts | None = None
         self._roster: Roster | None = None  # these two are there while an executor is attached
         self._budget: Budget | None = None
@@ -126,8 +124,6 @@ class Core:
                 self._connected(event.facts, out)
             case Disconnected():
                 self._disconnected(event.orderly, out)
-            case Draining():
-                self._draining = True
             case Woken():
                 self._woken_at = None
         self._plan(now, out)
@@ -167,14 +163,6 @@ class Core:
         request = event.request
         if request.id in self._requests:
             return  # delivered again
-        if self._draining:
-            message = "this replica is going down; send the request again"
-            out.refusals.append(
-                Refuse(
-                    Refusal(request.id, 503, message, "overloaded_error", retry_after=1.0), request.gateway
-                )
-            )
-            return
         choices = [choice for choice in range(len(request.prompts) * request.n) if choice not in event.ended]
         sequences = [self._sequence(request, choice, event.done.get(choice, ())) for choice in choices]
         if not sequences:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from pillion import clock
 from pillion.bus import UNREACHABLE, Connection, Keys
+from pillion.bus.ledger import Ledger
 from pillion.contracts.entries import Request
-from pillion.scheduler.journal import Ledger
 
 log = logging.getLogger(__name__)
 

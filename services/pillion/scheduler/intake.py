@@ -1,5 +1,6 @@
 """Reads run entries: those that a predecessor held, then new ones."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ import msgspec
 
 from pillion.bus import MAX_DELIVERIES, Connection, Entry, Group, Keys, append, retrying
 from pillion.bus.journal import read_items
+from pillion.bus.ledger import Ledger, Opened
 from pillion.contracts.entries import Record, Refusal, Request, Spent, UnknownSchema, Usage, decode, encode
-from pillion.scheduler.journal import Ledger, Opened
 from pillion.scheduler.messages import Cancelled
 from pillion.scheduler.publisher import OUT_MAXLEN, Refused
 
@@ -44,6 +45,7 @@ class Intake:
         accept: Callable[[Opened, Cancelled | None], Awaitable[None]],
         refuse: Callable[[Refused], Awaitable[None]],
     ) -> None:
+        self.lock = asyncio.Lock()  # held while what was read is not yet in the ledger
         self.last = "0-0"  # the last entry consumed; tells admission what the heartbeat has counted
         self.dead = 0  # entries set aside
         self._connection = connection
@@ -73,13 +75,18 @@ class Intake:
 
     async def run(self, journal_last: Callable[[], str]) -> None:
         async for entries in self._group.follow():
-            for read in await self._read(entries):
-                if read.request.id in self._ledger:
-                    await self._acknowledge(read.entry)  # submitted again after a loss that was none
-                else:
-                    self._ledger.open(read.request, read.entry.id, journal_last(), read.record)
-                    await self._hand_on(read)
-            self.last = entries[-1].id
+            async with self.lock:
+                await self._take(entries, journal_last)
+
+    async def _take(self, entries: list[Entry], journal_last: Callable[[], str]) -> None:
+        for read in await self._read(entries):
+            known = self._ledger.get(read.request.id)
+            if known is None:
+                self._ledger.open(read.request, read.entry.id, journal_last(), read.record)
+                await self._hand_on(read)
+            elif known.entry != read.entry.id:  # else it was put back after a loss, and is read again
+                await self._acknowledge(read.entry)
+        self.last = entries[-1].id
 
     async def _hand_on(self, read: _Read) -> None:
         opened = self._ledger.get(read.request.id)
@@ -103,7 +110,7 @@ class Intake:
             record = _record(request, kept)
             if record is not None and record.finished:
                 log.info("request %s has ended before, its entry is dropped", request.id)
-                await self._acknowledge(entry)
+                await self._acknowledge(entry, self._keys.holder(request.id))
                 usage = encode(Usage(self._replica, ended=(Spent(request.id),)))
                 await retrying(
                     "usage", partial(append, self._connection, self._keys.usage, usage, OUT_MAXLEN)
@@ -139,9 +146,14 @@ class Intake:
         command = ("XADD", self._keys.dead, "MAXLEN", "~", 1000, "*", "e", entry.payload)
         await retrying("dead letter", lambda: self._connection.call(*command))
 
-    async def _acknowledge(self, entry: Entry) -> None:
+    async def _acknowledge(self, entry: Entry, *holder: str) -> None:
+        """`holder` is there where no other entry has the same request."""
         key, group = self._group.key, self._group.group
-        commands = (("XACK", key, group, entry.id), ("XDEL", key, entry.id))
+        commands = [
+            ("XACK", key, group, entry.id),
+            ("XDEL", key, entry.id),
+            *(("DEL", name) for name in holder),
+        ]
         await retrying("acknowledge", lambda: self._connection.pipeline(*commands))
 
 

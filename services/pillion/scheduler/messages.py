@@ -75,12 +75,7 @@ class Woken:
     """The time asked for by `WakeAt` has come."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draining:
-    """Take no new request; finish what is there."""
-
-
-Event = Connected | Disconnected | Submitted | Cancelled | StepDone | StepFailed | Woken | Draining
+Event = Connected | Disconnected | Submitted | Cancelled | StepDone | StepFailed | Woken
 
 # --- commands: what to do --------------------------------------------------------------------------
 

@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from pillion import clock
 from pillion.actors import Exit, Stop
-from pillion.bus import Connection, Keys, Lease, LeaseLost, append, retrying
-from pillion.bus.scripts import PUBLISH, SETTLE
+from pillion.bus import Connection, DataLost, Keys, Lease, LeaseLost, append, retrying
+from pillion.bus.ledger import Ledger, Opened
+from pillion.bus.scripts import PUBLISH, RESTORE, SETTLE, Script
 from pillion.contracts.entries import Record, Refusal, Spent, StepOutput, Tokens, Usage, encode
-from pillion.scheduler.journal import Ledger, Opened
+from pillion.scheduler.kept import Kept
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +20,9 @@ GROUP = "scheduler"
 OUT_MAXLEN = 20_000  # entries of a gateway's stream; a gateway that is further behind reads the journal
 _QUEUE = 64  # steps that wait while Redis is slow; then planning waits
 _TRIM_EVERY = 256  # publications
+_HOLDER_TTL = 86_400  # seconds that Redis knows where a request runs; it is deleted with its end
+_UNREAD = 5.0  # seconds; what was told before was read
+_RESTORED_AT_ONCE = 64  # requests a script
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +43,33 @@ class Step:
     parked: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Put back what Redis may have lost; `done` is set then."""
+
+    done: asyncio.Event
+
+
+Word = Step | Refused | Restore
+
+
 class Publisher:
-    """Owns its connection and the ledger's folding. One word after the other, in order."""
+    """Owns its connection and the ledger's folding. One word after the other, in order.
+
+    The ledger holds what the journal holds, no more: so the journal can be written anew from it.
+    """
 
     def __init__(
-        self, connection: Connection, keys: Keys, replica: str, lease: Lease, ledger: Ledger, retention: float
+        self,
+        connection: Connection,
+        keys: Keys,
+        replica: str,
+        lease: Lease,
+        ledger: Ledger,
+        retention: float,
+        consumer: str,
     ) -> None:
+        """`consumer` is the group's member by which the entries came."""
         self.last = "0-0"  # the journal's last id, as far as known
         self._connection = connection
         self._keys = keys
@@ -50,12 +77,21 @@ class Publisher:
         self._lease = lease
         self._ledger = ledger
         self._retention = max(1, int(retention))
-        self._queue: asyncio.Queue[Step | Refused] = asyncio.Queue(_QUEUE)
-        self._current: Step | Refused | None = None
+        self._consumer = consumer
+        self._kept = Kept(self._retention)
+        self._told: deque[tuple[float, bytes]] = deque(maxlen=256)  # the latest words to admission, and when
+        self._queue: asyncio.Queue[Word] = asyncio.Queue(_QUEUE)
+        self._current: Word | None = None
         self._since_trim = 0
 
-    async def put(self, word: Step | Refused) -> None:
+    async def put(self, word: Word) -> None:
         await self._queue.put(word)
+
+    async def restore(self) -> None:
+        """Puts back what Redis may have lost, after all that was put before."""
+        done = asyncio.Event()
+        await self.put(Restore(done))
+        await done.wait()
 
     @property
     def idle(self) -> bool:
@@ -68,16 +104,21 @@ class Publisher:
                 self._current = await self._queue.get()
             word = self._current
             try:
-                if isinstance(word, Step):
-                    await self._publish(word)
-                else:
-                    await self._settle(word)
+                match word:
+                    case Step():
+                        await self._publish(word)
+                    case Refused():
+                        await self._settle(word)
+                    case Restore(done):
+                        await self._restore()
+                        done.set()
             except LeaseLost as error:
                 raise Stop(Exit.LEASE_LOST, str(error)) from None
             self._current = None
 
     async def _publish(self, step: Step) -> None:
         # Folding happens here and not on arrival, so that a record never holds more than its journal.
+        items = (*self._carried(step), *step.items)
         self._ledger.add(step.items)
         shares: dict[str, list[Tokens]] = {}
         for item in step.items:
@@ -104,14 +145,16 @@ class Publisher:
             *(
                 key(record.request)
                 for _, record, _ in folded
-                for key in (self._keys.record, self._keys.stream)
+                for key in (self._keys.record, self._keys.stream, self._keys.holder)
             ),
         ]
         usage = self._usage(step.items, [(opened, record) for opened, record, _ in folded])
+        if usage:
+            self._told.append((clock.monotonic(), usage))
         args: list[object] = [
             epoch,
             GROUP,
-            entry(step.items),
+            entry(items),
             usage,
             OUT_MAXLEN,
             self._retention,
@@ -119,14 +162,27 @@ class Publisher:
         ]
         args += [entry(tuple(items)) for items in shares.values()]
         for opened, record, parked in folded:
-            args += [encode(record), opened.entry, opened.request.life, int(parked)]
+            payload = encode(record)
+            self._kept.add(record.request, payload, clock.monotonic())
+            args += [payload, opened.entry, opened.request.life, int(parked)]
         # A script whose answer was lost may run twice: positions are the same, readers drop what they know.
-        answer = await retrying("publish", lambda: PUBLISH(self._connection, keys, args))
+        answer = await self._script("publish", PUBLISH, keys, args)
         self.last = answer.decode()
         self._since_trim += 1
         if self._since_trim >= _TRIM_EVERY:
             self._since_trim = 0
             await self._trim()
+
+    def _carried(self, step: Step) -> list[Tokens]:
+        """What earlier lives brought, as the journal goes on from it: the record may end before this life."""
+        items: list[Tokens] = []
+        for name in {item.request: None for item in step.items}:
+            opened = self._ledger.get(name)
+            if opened is not None and opened.carried:
+                opened.carried = False
+                self._kept.drop(name)
+                items += opened.items()
+        return items
 
     def _usage(self, items: tuple[Tokens, ...], folded: list[tuple[Opened, Record]]) -> bytes:
         """For admission; empty where nobody got a first token or ended."""
@@ -145,6 +201,49 @@ class Publisher:
             return b""
         return encode(Usage(self._replica, tuple(first), ended))
 
+    async def _script(self, what: str, script: Script, keys: list[str], args: list[object]) -> bytes:
+        while True:
+            try:
+                answer: bytes = await retrying(what, lambda: script(self._connection, keys, args))
+                return answer
+            except DataLost:
+                await self._restore()
+
+    async def _restore(self) -> None:
+        """Entries, journal, holders and records, from memory; positions stay what they are."""
+        opened, epoch, lost = list(self._ledger), self._lease.epoch, 0
+        records = self._kept.present(clock.monotonic())
+        for start in range(0, max(len(opened), 1), _RESTORED_AT_ONCE):
+            part = opened[start : start + _RESTORED_AT_ONCE]
+            keys = [
+                self._lease.key, self._lease.lease, self._keys.run(self._replica),
+                self._keys.journal(self._replica), *map(self._keys.record, records),
+                *(self._keys.holder(each.request.id) for each in part),
+            ]  # fmt: skip
+            args: list[object] = [epoch, self._lease.milliseconds, GROUP, self._consumer, self._replica]
+            args += [_HOLDER_TTL, self._retention, len(records), *records.values()]
+            for each in part:
+                items = each.items()
+                output = StepOutput(replica=self._replica, epoch=epoch, step=0, items=items)
+                args += [each.entry, encode(each.request), encode(output) if items else b""]
+            ids = await retrying("restore", lambda: RESTORE(self._connection, keys, args))  # noqa: B023
+            for each, id in zip(part, ids, strict=True):
+                lost += each.entry != id.decode()
+                each.entry, each.carried = id.decode(), False
+            records = {}
+        for at, usage in tuple(self._told):
+            if clock.monotonic() - at < _UNREAD:
+                await retrying(
+                    "usage", partial(append, self._connection, self._keys.usage, usage, OUT_MAXLEN)
+                )
+        if lost:
+            log.warning(
+                "put back %d running requests and %d records; %d older records are lost",
+                lost,
+                len(self._kept.present(clock.monotonic())),
+                self._kept.missing(clock.monotonic()),
+            )
+
     async def _trim(self) -> None:
         keep = self._ledger.oldest() or self.last
         journal = self._keys.journal(self._replica)
@@ -154,12 +253,14 @@ class Publisher:
         output = StepOutput(
             replica=self._replica, epoch=self._lease.epoch, step=0, refusals=(refused.refusal,)
         )
-        keys = [self._lease.key, self._keys.run(self._replica), self._keys.out(refused.gateway)]
-        args = [self._lease.epoch, GROUP, refused.entry, encode(output), OUT_MAXLEN]
-        if refused.life is not None:
-            keys.append(self._keys.stream(refused.refusal.request))
-            args.append(refused.life)
-        await retrying("refuse", lambda: SETTLE(self._connection, keys, args))
+        request = refused.refusal.request
+        keys = [
+            self._lease.key, self._keys.run(self._replica), self._keys.out(refused.gateway),
+            self._keys.stream(request), self._keys.holder(request),
+        ]  # fmt: skip
+        life = "" if refused.life is None else refused.life
+        args = [self._lease.epoch, GROUP, refused.entry, encode(output), OUT_MAXLEN, life]
+        await self._script("refuse", SETTLE, keys, args)
         usage = encode(Usage(self._replica, ended=(Spent(refused.refusal.request),)))
         await retrying("usage", lambda: append(self._connection, self._keys.usage, usage, OUT_MAXLEN))
 

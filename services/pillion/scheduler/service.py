@@ -9,10 +9,12 @@ import logging
 import time
 
 import msgspec
+from redis.exceptions import RedisError
 
 from pillion import clock, ids
 from pillion.actors import Exit, Mailbox, Stop, Supervisor
-from pillion.bus import Connection, Group, Keys, Lease, Tail
+from pillion.bus import Connection, Group, Keys, Lease, Tail, Watch
+from pillion.bus.ledger import Ledger, Opened
 from pillion.config import Config, ConfigError
 from pillion.contracts.access import Access
 from pillion.contracts.entries import Cancel, Facts, Heartbeat, UnknownSchema, decode
@@ -20,13 +22,11 @@ from pillion.scheduler.beat import Beat
 from pillion.scheduler.core import Core
 from pillion.scheduler.gateways import Gateways
 from pillion.scheduler.intake import Intake
-from pillion.scheduler.journal import Ledger, Opened
 from pillion.scheduler.link import Link
 from pillion.scheduler.messages import (
     Cancelled,
     Connected,
     Disconnected,
-    Draining,
     Event,
     Publish,
     Refuse,
@@ -66,9 +66,9 @@ class Service:
         self.keys = Keys(config.stack.stack)
         self._connections = [
             Connection(url, f"scheduler-{replica}-{role}")
-            for role in ("read", "cancel", "publish", "beat", "lease")
+            for role in ("read", "cancel", "publish", "beat", "lease", "watch")
         ]
-        read, cancel, publish, beat, lease = self._connections
+        read, cancel, publish, beat, lease, watch = self._connections
         self.lease = Lease(lease, self.keys, f"replica:{replica}", config.scheduler.lease_seconds)
         self.core = Core(config.scheduler)
         self.ledger = Ledger()
@@ -78,11 +78,10 @@ class Service:
         self.beat = Beat(beat, self.keys, self._heartbeat)
         access = Access(config.executor)
         self.link = Link(executor_address(config), replica, self.mailbox.put_control, access)
-        self.publisher = Publisher(
-            publish, self.keys, replica, self.lease, self.ledger, config.scheduler.journal_retention
-        )
-        self._group = Group(read, self.keys.run(replica), GROUP, ids.process_id())
-        self._recovered = asyncio.Event()
+        consumer = ids.process_id()
+        retention = config.scheduler.journal_retention
+        self.publisher = Publisher(publish, self.keys, replica, self.lease, self.ledger, retention, consumer)
+        self._group = Group(read, self.keys.run(replica), GROUP, consumer)
         self.intake = Intake(
             read, self._group, self.keys, replica, self.ledger, self._accept, self._set_aside
         )
@@ -92,10 +91,13 @@ class Service:
             self.ledger,
             lambda request: self.mailbox.put_control(Cancelled(request.id, park=True, life=request.life)),
         )
+        self.data = Watch(watch, self.keys, self._data)
         self._cancels = Tail(cancel, self.keys.cancel)
+        self._recovered = asyncio.Event()
+        self._generation = ""  # of Redis' data, in which all stands that is held here
+        self._state = ""  # while it ends: draining, gone
         self._facts: Facts | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._draining = False
 
     # --- events in ---------------------------------------------------------------------------------
 
@@ -132,6 +134,14 @@ class Service:
         """Holders that others have killed make no dead letters of what they held."""
         await self._recovered.wait()
         await self._group.outlive(self.lease)
+
+    async def _data(self, generation: str) -> None:
+        """Redis holds other data, or may: what is held here is put back before this replica tells of it."""
+        await self._recovered.wait()
+        async with self.intake.lock:
+            await self.publisher.restore()
+        self._generation = generation
+        self.beat.changed()
 
     # --- the core ----------------------------------------------------------------------------------
 
@@ -217,7 +227,7 @@ class Service:
         return Heartbeat(
             replica=self.replica,
             epoch=self.lease.epoch,
-            state="draining" if self._draining else "unready" if reason else "ready",
+            state=self._state or ("unready" if reason else "ready"),
             reason=reason,
             facts=facts,
             last_entry=self.intake.last,
@@ -233,6 +243,7 @@ class Service:
             kv_usage=snapshot.referenced_blocks / snapshot.blocks if snapshot.blocks else 0.0,
             steps=snapshot.steps,
             stalled=snapshot.overdue,
+            generation=self._generation,
         )
 
     # --- life --------------------------------------------------------------------------------------
@@ -244,16 +255,20 @@ class Service:
         log.info("replica %s: lease held, epoch %d", self.replica, self.lease.epoch)
 
     async def drain(self) -> None:
-        """Takes no new work and waits until what runs has ended and is published."""
-        self._draining = True
-        self.mailbox.put_control(Draining())
+        """Takes no new work and lets what runs end."""
+        self._state = "draining"
         self.beat.changed()
+        await self.intake.lock.acquire()  # for good: what is read from now on waits for the next holder
         while len(self.ledger) or not self.publisher.idle or len(self.mailbox):
             await asyncio.sleep(0.02)
-        await self.beat.send()
+        await self.leave()
 
     async def leave(self) -> None:
-        """What is left is handed on in order: its next holder is its first."""
+        """What is left stays in the run stream, in order: its next holder, be it the successor or another
+        replica, is its first.
+        """
+        if len(self.ledger):
+            log.info("%s left to others", counted(len(self.ledger), "request"))
         if self.lease.epoch:
             await self._group.hand_on(self.lease)
 
@@ -262,8 +277,11 @@ class Service:
             self._timer.cancel()
         try:
             async with asyncio.timeout(2.0):
-                await self.lease.release()
-        except (TimeoutError, OSError) as error:
+                if self.lease.epoch:
+                    await self.lease.release()
+                    self._state = "gone"
+                    await self.beat.send()
+        except (TimeoutError, RedisError, OSError) as error:
             log.warning("the lease is not released, it ends by itself: %s", error)
         for connection in self._connections:
             await connection.close()
@@ -299,6 +317,7 @@ async def run(config: Config) -> int:
             tasks.create_task(service.pardon())
             tasks.create_task(service.beat.run())
             tasks.create_task(service.gateways.run())
+            tasks.create_task(service.data.run())
 
     async def led() -> None:
         try:
@@ -310,7 +329,6 @@ async def run(config: Config) -> int:
     supervisor.add("replica", led, max_restarts=0)
     supervisor.add("metrics", lambda: endpoint(service.observer.metrics, config.telemetry))
     supervisor.on_drain(service.drain, service.leave)
-    supervisor.on_drain(service.leave)
     try:
         return int(await supervisor.run())
     finally:

@@ -8,15 +8,30 @@ from typing import Any, TypeVar
 import redis.asyncio as aioredis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ConnectionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import TimeoutError as NoAnswer
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-UNREACHABLE = (ConnectionError, NoAnswer, BusyLoadingError, OSError)
-"""Redis is gone or not ready; the command may or may not have run."""
+
+class Unwritable(RedisError):
+    """Redis is there and takes no writes now: its memory or its disk is full, or it is a replica."""
+
+
+UNREACHABLE = (ConnectionError, NoAnswer, BusyLoadingError, Unwritable, OSError)
+"""Redis is gone or not ready; the command may or may not have run. Time may heal it."""
+
+_DISK_FULL = "MISCONF"
 
 
 class Denied(RedisError):
@@ -94,6 +109,10 @@ class Connection:
                 if isinstance(error.__cause__, AuthenticationError):
                     raise Denied(f"Redis refuses the user or password of --redis: {error}") from None
                 raise
+            except ResponseError as error:
+                if isinstance(error, OutOfMemoryError | ReadOnlyError) or _DISK_FULL in str(error):
+                    raise Unwritable(str(error)) from None
+                raise
             except TimeoutError:
                 raise NoAnswer(f"{self.name}: no answer from Redis within {deadline:g} s") from None
 
@@ -121,7 +140,8 @@ async def retrying(
             if give_up_after is not None and loop.time() - start + pause > give_up_after:
                 raise
             if pause == 0.05:
-                log.warning("%s: Redis cannot be reached, trying again: %s", what, error)
+                why = "takes no writes" if isinstance(error, Unwritable) else "cannot be reached"
+                log.warning("%s: Redis %s, trying again: %s", what, why, error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)
         else:
@@ -130,4 +150,4 @@ async def retrying(
             return result
 
 
-__all__ = ["UNREACHABLE", "Connection", "Denied", "RedisError", "retrying"]
+__all__ = ["UNREACHABLE", "Connection", "Denied", "RedisError", "Unwritable", "retrying"]

@@ -75,6 +75,10 @@ class Keys:
         """Stream of a replica's steps, trimmed to what running requests need."""
         return self._key("journal", replica)
 
+    def holder(self, request: str) -> str:
+        """Says which replica's run stream has the request: it is there exactly as long as the entry is."""
+        return self._key("holder", request)
+
     def record(self, request: str) -> str:
         """The folded journal of a finished or parked request."""
         return self._key("record", request)
@@ -86,6 +90,11 @@ class Keys:
     def epoch(self, holder: str) -> str:
         """Holds the last epoch that was given out."""
         return self._key("epoch", holder)
+
+    @property
+    def marker(self) -> str:
+        """Stands as long as the stack's data does; another one, or none, says that data was lost."""
+        return self._key("marker")
 
     @property
     def dead(self) -> str:

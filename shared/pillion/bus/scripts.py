@@ -12,6 +12,10 @@ class LeaseLost(Exception):
     """The caller's epoch is no longer the holder's. Its process must exit."""
 
 
+class DataLost(Exception):
+    """Redis does not know the caller's epoch: it lost data. What the caller holds is to be restored."""
+
+
 class Script:
     """A Lua script that is sent whole only when the server does not know it."""
 
@@ -20,7 +24,7 @@ class Script:
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, connection: Connection, keys: list[str], args: list[Any]) -> Any:
-        """Raises LeaseLost where the script found another epoch."""
+        """Raises LeaseLost where the script found a later epoch, DataLost where it found none or an older."""
         try:
             try:
                 return await connection.call("EVALSHA", self.sha, len(keys), *keys, *args)
@@ -29,25 +33,38 @@ class Script:
         except ResponseError as error:
             if "LEASELOST" in str(error):
                 raise LeaseLost(str(error)) from None
+            if "DATALOST" in str(error):
+                raise DataLost(str(error)) from None
             raise
 
 
 # KEYS[1] holds the last epoch that was given out: a successor fences its predecessor off, not the clock, so a
-# lease that ran out while Redis was away costs nothing. No epoch at all: Redis lost its data, and the holder
-# sets its own again when it renews.
-_FENCE = """
+# lease that ran out while Redis was away costs nothing. No epoch, or an older one: Redis lost data, and
+# nothing may be written before the holder has restored what it holds.
+_LATER = """
 local last = redis.call('GET', KEYS[1])
-if last and last ~= ARGV[1] then
+if last and tonumber(last) > tonumber(ARGV[1]) then
   return redis.error_reply('LEASELOST epoch ' .. ARGV[1] .. ' was followed by ' .. last .. ' in ' .. KEYS[1])
 end
 """
+_FENCE = (
+    _LATER
+    + """
+if last ~= ARGV[1] then
+  return redis.error_reply('DATALOST epoch ' .. ARGV[1] .. ' is not known in ' .. KEYS[1])
+end
+"""
+)
 
-# KEYS lease, epoch; ARGV ttl ms. Answers the new epoch, or nil while another holds it.
+# KEYS lease, epoch; ARGV ttl ms, whether an epoch must be there. Answers the new epoch, nil while another
+# holds the lease, 0 where the epoch is missing that must be there.
 ACQUIRE = Script("""
 if redis.call('EXISTS', KEYS[1]) == 1 then return nil end
+local last = redis.call('GET', KEYS[2])
+if not last and ARGV[2] == '1' then return '0' end
 local now = redis.call('TIME')
 local epoch = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
-local last = tonumber(redis.call('GET', KEYS[2]) or '0')
+last = tonumber(last or '0')
 if epoch <= last then epoch = last + 1 end
 local text = string.format('%.0f', epoch)
 redis.call('SET', KEYS[2], text)
@@ -55,13 +72,13 @@ redis.call('SET', KEYS[1], text, 'PX', ARGV[1])
 return text
 """)
 
-# KEYS epoch, lease; ARGV epoch, ttl ms. Answers 1 where Redis had lost the epoch.
+# KEYS epoch, lease; ARGV epoch, ttl ms. PEXPIRE works also where Redis has no memory left.
 RENEW = Script(
     _FENCE
     + """
-redis.call('SET', KEYS[1], ARGV[1])
+if redis.call('GET', KEYS[2]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[2], ARGV[2]) end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-return last and 0 or 1
+return 1
 """
 )
 
@@ -70,25 +87,82 @@ RELEASE = Script(
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 )
 
-# KEYS epoch, source, destination; ARGV epoch, group, entry id, payload. The entry goes on, once.
+# KEYS epoch, source, destination, holder; ARGV epoch, group, entry id, payload, replica, holder's ttl s.
+# The entry goes on, once. Where a replica has the request already the entry just ends: it was submitted
+# again.
 HAND_OVER = Script(
     _FENCE
     + """
 if redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) == 0 then return nil end
 redis.call('XDEL', KEYS[2], ARGV[3])
+if not redis.call('SET', KEYS[4], ARGV[5], 'NX', 'EX', ARGV[6]) then return nil end
 return redis.call('XADD', KEYS[3], '*', 'e', ARGV[4])
 """
 )
 
-# KEYS epoch, source, destination, the request's head or none; ARGV epoch, group, entry id, payload,
-# destination's maxlen, life. The entry ends here, with a word (a refusal, a final item) to whom it came from;
-# the head says that this life of the request runs no more.
+# KEYS epoch, run stream, submit, record, holder; ARGV epoch, group, entry id, payload, record or nothing,
+# record's ttl s. An entry of a dead replica goes back to where it came from, once, with what it has brought.
+# `epoch` is the replica's, by whose lease this is done.
+TAKE_BACK = Script(
+    _FENCE
+    + """
+redis.call('XACK', KEYS[2], ARGV[2], ARGV[3])
+if redis.call('XDEL', KEYS[2], ARGV[3]) == 0 then return nil end
+if ARGV[5] ~= '' then redis.call('SET', KEYS[4], ARGV[5], 'EX', ARGV[6]) end
+redis.call('DEL', KEYS[5])
+return redis.call('XADD', KEYS[3], '*', 'e', ARGV[4])
+"""
+)
+
+# KEYS epoch, run stream, journal, replicas; ARGV epoch, replica. Nothing is left to tell of the replica.
+CLEAR = Script(
+    _FENCE
+    + """
+if redis.call('XLEN', KEYS[2]) == 0 then redis.call('DEL', KEYS[3]) end
+return redis.call('HDEL', KEYS[4], ARGV[2])
+"""
+)
+
+# Puts back what the holder of the epoch has in memory, and only then lets its other scripts run again.
+# KEYS epoch, lease, stream, journal, then one record per finished request, then one holder per entry.
+# ARGV epoch, ttl ms, group, consumer, replica, holder's ttl s, record's ttl s, number of records, records...,
+#      then for each entry: its id, payload, journal payload or nothing.
+# Answers the id of each entry: its own where it is still there, else its new one. All are pending again.
+RESTORE = Script(
+    _LATER
+    + """
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+redis.pcall('XGROUP', 'CREATE', KEYS[3], ARGV[3], '0', 'MKSTREAM')
+local records = tonumber(ARGV[8])
+for i = 1, records do redis.call('SET', KEYS[4 + i], ARGV[8 + i], 'EX', ARGV[7]) end
+local holder, ids = 4 + records, {}
+for arg = 9 + records, #ARGV, 3 do
+  local id, payload, items = ARGV[arg], ARGV[arg + 1], ARGV[arg + 2]
+  local found = redis.call('XRANGE', KEYS[3], id, id)[1]
+  if not found or found[2][2] ~= payload then id = redis.call('XADD', KEYS[3], '*', 'e', payload) end
+  redis.call('XCLAIM', KEYS[3], ARGV[3], ARGV[4], 0, id, 'FORCE', 'JUSTID')
+  if items ~= '' then redis.call('XADD', KEYS[4], '*', 'e', items) end
+  holder = holder + 1
+  if KEYS[holder] then redis.call('SET', KEYS[holder], ARGV[5], 'EX', ARGV[6]) end
+  ids[#ids + 1] = id
+end
+return ids
+"""
+)
+
+# KEYS epoch, source, destination, the request's head or none, its holder or none; ARGV epoch, group, entry
+# id, payload, destination's maxlen, life or nothing. The entry ends here, with a word (a refusal, a final
+# item) to whom it came from; the head says that this life of the request runs no more.
 SETTLE = Script(
     _FENCE
     + """
 if redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) == 0 then return nil end
 redis.call('XDEL', KEYS[2], ARGV[3])
-if KEYS[4] and redis.call('EXISTS', KEYS[4]) == 1 then redis.call('HSET', KEYS[4], 'parked', ARGV[6]) end
+if KEYS[4] and ARGV[6] ~= '' and redis.call('EXISTS', KEYS[4]) == 1 then
+  redis.call('HSET', KEYS[4], 'parked', ARGV[6])
+end
+if KEYS[5] then redis.call('DEL', KEYS[5]) end
 return redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[4])
 """
 )
@@ -123,11 +197,9 @@ return pardoned
 
 # KEYS epoch, then hashes. ARGV epoch, then for each hash: number of pairs, pairs of field and value; an empty
 # value takes the field away.
-# Answers how many fields the first hash had.
 WRITE = Script(
     _FENCE
     + """
-local had = redis.call('HLEN', KEYS[2])
 local arg = 2
 for i = 2, #KEYS do
   local pairs = tonumber(ARGV[arg])
@@ -141,7 +213,7 @@ for i = 2, #KEYS do
     arg = arg + 2
   end
 end
-return had
+return 1
 """
 )
 
@@ -162,7 +234,8 @@ return gone
 
 # One step of one replica, whole: journal first, then each gateway's share, then what finished or is parked,
 # then what admission's accounts need to know, where there is any of it.
-# KEYS epoch, journal, run, usage, then one `out` per payload, then record and head of each folded request.
+# KEYS epoch, journal, run, usage, then one `out` per payload, then record, head and
+# holder of each folded request.
 # ARGV epoch, group, journal payload, usage payload or nothing, maxlen of out and usage, record ttl s,
 #      number of outs, outs' payloads..., then for each folded: record, run entry id, life, and 1 where it is
 #      parked.
@@ -177,9 +250,9 @@ for i = 1, outs do
   redis.call('XADD', KEYS[4 + i], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[7 + i])
 end
 local arg = 8 + outs
-for i = 5 + outs, #KEYS, 2 do
+for i = 5 + outs, #KEYS, 3 do
   redis.call('XACK', KEYS[3], ARGV[2], ARGV[arg + 1])
-  redis.call('XDEL', KEYS[3], ARGV[arg + 1])
+  if redis.call('XDEL', KEYS[3], ARGV[arg + 1]) == 1 then redis.call('DEL', KEYS[i + 2]) end
   local life = redis.call('HGET', KEYS[i + 1], 'life')
   if not life or life == ARGV[arg + 2] then
     redis.call('SET', KEYS[i], ARGV[arg], 'EX', ARGV[6])
@@ -196,7 +269,7 @@ return id
 )
 
 # A new request with its head. KEYS submit, head, and `once` where the client gave a key for it;
-# ARGV bound, payload, head, gateway, claim, ttl s, request id, former id.
+# ARGV bound, payload, head, gateway, claim, ttl s, request id, former id, life.
 # Answers the entry's id (empty where an answer got lost and this ran before), the other request that has the
 # key, and whether there is room. With another, or without room, it does nothing.
 SUBMIT = Script("""
@@ -204,7 +277,9 @@ local other = KEYS[3] and redis.call('GET', KEYS[3])
 if other and other ~= ARGV[7] and other ~= ARGV[8] then return {'', other, 1} end
 if redis.call('HGET', KEYS[2], 'claim') == ARGV[5] then return {'', '', 1} end
 if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'', '', 0} end
-redis.call('HSET', KEYS[2], 'head', ARGV[3], 'owner', ARGV[4], 'claim', ARGV[5], 'life', 0, 'parked', -1)
+redis.call(
+  'HSET', KEYS[2], 'head', ARGV[3], 'owner', ARGV[4], 'claim', ARGV[5], 'life', ARGV[9], 'parked', -1
+)
 redis.call('EXPIRE', KEYS[2], ARGV[6])
 if KEYS[3] then redis.call('SET', KEYS[3], ARGV[7], 'EX', ARGV[6]) end
 return {redis.call('XADD', KEYS[1], '*', 'e', ARGV[2]), '', 1}

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 from pillion.actors import Exit, Stop
 from pillion.bus.connection import UNREACHABLE, Connection, retrying
 from pillion.bus.lease import Lease
-from pillion.bus.scripts import DISMISS, PARDON, LeaseLost
+from pillion.bus.scripts import DISMISS, PARDON, DataLost, LeaseLost
 
 log = logging.getLogger(__name__)
 
@@ -182,6 +182,8 @@ class Group:
             return int(await PARDON(lease.connection, [lease.key, self.key], args))
         except LeaseLost as error:
             raise Stop(Exit.LEASE_LOST, str(error)) from None
+        except DataLost:
+            return 0  # with the data the count is gone
 
     async def outlive(self, lease: Lease) -> None:
         """Pardons what was taken over, once this process has lived with it for a while. Raises Stop."""

@@ -72,6 +72,8 @@ class Request(Struct, frozen=True):
     traceparent: str = ""  # W3C trace context of the gateway's `chat` span
     life: Count = 0  # how often it was taken up again after it was parked
     ended: tuple[Count, ...] = ()  # choices that a stop string ended in an earlier life: they run no more
+    resumed: bool = False  # it was accepted before: load is no reason to refuse it
+    fingerprint: Name = ""  # of what it ran on before; such a replica is preferred
     v: int = SCHEMA
 
 
@@ -190,7 +192,7 @@ class Heartbeat(Struct, frozen=True):
 
     replica: Identity
     epoch: Count
-    state: str  # "ready", "unready", "draining"
+    state: str  # "ready", "unready", "draining", "gone" (what it has left can be taken)
     reason: str = ""  # why it is not ready
     facts: Facts | None = None
     last_entry: EntryId = "0-0"  # the last run entry that it consumed
@@ -206,6 +208,7 @@ class Heartbeat(Struct, frozen=True):
     seats: Count = 0  # sequences that can run at once within --slo-tbt; 0: not known yet
     step_seconds: Amount = 0.0  # of a full step, predicted
     idle_rate: Amount = 0.0  # prefill_rate as it would be with nothing running
+    generation: Name = ""  # of Redis' data: all that it holds stands there
     v: int = SCHEMA
 
 

@@ -1,6 +1,6 @@
 """What running requests have brought so far, folded into one record at the end or when parked. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pillion.contracts.entries import ChoiceRecord, Record, Request, TokenLogprob, Tokens
@@ -52,6 +52,15 @@ class _Choice:
             error=last.error if last else error,
         )
 
+    def item(self, request: str, choice: int) -> Tokens:
+        """From position 0 on."""
+        last = self.last
+        return Tokens(
+            request, choice, 0, tuple(self.tokens), last.finish if last else None,
+            last.stop_token if last else None, self.cached,
+            tuple(self.logprobs) if self.logprobs is not None else None, last.error if last else None,
+        )  # fmt: skip
+
     def adopt(self, request: str, choice: int, record: ChoiceRecord) -> None:
         """Goes on from what an earlier life left."""
         self.tokens = list(record.tokens)
@@ -76,12 +85,21 @@ class Opened:
     since: str  # the journal's last id when it was opened: its items come after
     earlier: int = 0  # tokens that earlier lives brought
     choices: dict[int, _Choice] = field(default_factory=dict)
+    carried: bool = False  # the journal does not have yet what an earlier life brought
 
     def choice(self, index: int) -> _Choice:
         return self.choices.setdefault(index, _Choice())
 
     def done(self) -> dict[int, tuple[int, ...]]:
         return {index: tuple(choice.tokens) for index, choice in self.choices.items()}
+
+    def items(self) -> tuple[Tokens, ...]:
+        """All of it, one item a choice that has anything."""
+        return tuple(
+            choice.item(self.request.id, index)
+            for index, choice in sorted(self.choices.items())
+            if choice.tokens or choice.last is not None
+        )
 
     def ended(self) -> frozenset[int]:
         return frozenset(index for index, choice in self.choices.items() if choice.last is not None)
@@ -99,12 +117,15 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._opened)
 
+    def __iter__(self) -> Iterator[Opened]:
+        return iter(tuple(self._opened.values()))
+
     def get(self, request: str) -> Opened | None:
         return self._opened.get(request)
 
     def open(self, request: Request, entry: str, since: str, record: Record | None = None) -> Opened:
         """`record`: what an earlier life of the request left."""
-        opened = self._opened[request.id] = Opened(request, entry, since)
+        opened = self._opened[request.id] = Opened(request, entry, since, carried=record is not None)
         for index, choice in enumerate(record.choices if record else ()):
             opened.choice(index).adopt(request.id, index, choice)
             opened.earlier += len(choice.tokens)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pillion.bus.ledger import HistoryDiffers, Ledger
 from pillion.contracts.entries import ChoiceRecord, Record, Request, Sampling, TokenLogprob, Tokens
-from pillion.scheduler.journal import HistoryDiffers, Ledger
 
 LOGPROB = TokenLogprob(-1.0, 1)
 

@@ -1,0 +1,86 @@
+"""A stack as users start it, of two replicas: Redis is emptied in mid-stream, then the schedulers die."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pillion.bus import Connection, Keys
+from pillion.ops.stack import redis_url, socket_folder
+from tests.e2e.conftest import RunningStack, StartStack
+
+BODIES = [
+    {"prompt": "ab" * (8 + number), "max_tokens": 500 + 10 * number, "seed": number, "temperature": 1.0,
+     "ignore_eos": True, "stream": True, "return_token_ids": True}
+    for number in range(6)
+]  # fmt: skip
+
+
+class Reader:
+    """One stream's token ids, as they come."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> None:
+        self.tokens: list[int] = []
+        self.task = asyncio.create_task(self._read(session, url, body))
+
+    async def _read(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> list[int]:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            while block := await response.content.readuntil(b"\n\n"):
+                data = re.search(rb"data: (.*)\n\n", block)
+                if data is None or data[1] == b"[DONE]":
+                    continue
+                event = json.loads(data[1])
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    self.tokens += choice.get("token_ids") or ()
+        return self.tokens
+
+
+async def progress(readers: list[Reader], tokens: int) -> None:
+    """Until each has so many more."""
+    wanted = [len(reader.tokens) + tokens for reader in readers]
+    async with asyncio.timeout(90):
+        while any(len(reader.tokens) < count for reader, count in zip(readers, wanted, strict=True)):
+            await asyncio.sleep(0.01)
+    assert not any(reader.task.done() for reader in readers), "it was to be in mid-stream"
+
+
+def schedulers(stack: RunningStack) -> list[int]:
+    lines = [re.match(r" *scheduler-\d (\d+) \| .*lease held", line) for line in stack.lines]
+    return [int(line[1]) for line in lines if line]
+
+
+@pytest.mark.timeout(170)
+async def test_flushall_in_mid_stream_and_two_dead_schedulers_cost_no_token(start_stack: StartStack) -> None:
+    stack = start_stack("--replicas", "2", "--num-kv-blocks", "400", "--lease-seconds", "1")
+    url = await asyncio.to_thread(lambda: stack.url)
+    connection = Connection(redis_url(socket_folder(stack.state / "default") / "valkey.sock"), "test")
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        alone = [await Reader(session, url, body).task for body in BODIES]
+        assert [len(tokens) for tokens in alone] == [body["max_tokens"] for body in BODIES]
+        readers = [Reader(session, url, body) for body in BODIES]
+        await progress(readers, 10)
+        runs = [Keys("default").run(replica) for replica in ("0", "1")]
+        assert all([await connection.call("XLEN", run) for run in runs]), "both run some"
+        after = len(stack.lines)
+        await connection.call("FLUSHALL")
+        await asyncio.to_thread(stack.wait_line, r"scheduler-\d \d+ \| .*put back \d+ running", 20, after)
+        await asyncio.to_thread(stack.wait_line, r"gateway \d+ \| .*submitted again", 20, after)
+        await progress(readers, 20)
+        dead = schedulers(stack)
+        assert len(dead) == 2
+        for pid in dead:
+            os.kill(pid, signal.SIGKILL)
+        assert [await reader.task for reader in readers] == alone
+        assert "of a predecessor" in "\n".join(stack.lines)
+        assert set(schedulers(stack)) > set(dead)
+        # The next request finds everything in order.
+        assert await Reader(session, url, BODIES[0]).task == alone[0]
+    await connection.close()
+    assert await asyncio.to_thread(stack.end) == 0

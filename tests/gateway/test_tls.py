@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,21 @@ def write(folder: Path, authority: trustme.CA, name: str = "localhost") -> tuple
     chain.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
     made.private_key_pem.write_to_path(key)
     return chain, key
+
+
+def shake(serving: ssl.SSLContext, trusting: ssl.SSLContext) -> None:
+    """A handshake in memory. Raises ssl.SSLError where it fails."""
+    pipes = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
+    sides = [
+        trusting.wrap_bio(*pipes[0], server_hostname="localhost"),
+        serving.wrap_bio(*pipes[1], server_side=True),
+    ]
+    for _ in range(4):
+        for side, (_, out), (into, _) in zip(sides, pipes, reversed(pipes), strict=True):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+            into.write(out.read())
+    assert sides[0].version() == "TLSv1.3"
 
 
 def free_port() -> int:
@@ -111,9 +127,12 @@ def test_what_cannot_be_used_is_said_in_one_line(tmp_path: Path) -> None:
             Certificate(str(certfile), str(keyfile) if keyfile else None)
     # Half of a new pair leaves what serves as it is.
     served = Certificate(str(chain), str(key))
-    key.write_bytes(foreign.read_bytes())
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    chain.write_bytes((other / "chain.pem").read_bytes())
     with pytest.raises(ConfigError, match="mismatch"):
         served.read()
+    shake(served.context, trusting)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,27 @@ class TestCredit:
         assert core.replicas["0"].load == 60
 
 
+class TestPace:
+    def test_with_a_target_no_more_go_on_than_there_are_seats_for(self):
+        full = beat(credit=10_000, prefill_rate=1000.0, running=2, seats=3)
+        for slo, gone in ((60.0, ["a"]), (None, ["a", "b"])):
+            core = Policy(100, 10.0, slo)
+            core.handle(Heard(full), NOW)
+            actions = arrive(core, request("a"), request("b"))
+            assert [id for id, _ in forwarded(actions)] == gone
+        core = Policy(100, 10.0, 60.0)
+        core.handle(Heard(beat(running=0, seats=1)), NOW)
+        assert forwarded(arrive(core, request("many", n=5))) == [("many", "0")]  # alone it may, always
+
+    def test_nor_what_kv_could_not_hold_once_all_have_grown(self):
+        # 1600 positions: 960 in use, and a request brings 128 until more is known.
+        half = beat(credit=10_000, prefill_rate=1000.0, running=2, kv_usage=0.6)
+        core = Policy(100, 10.0, 60.0)
+        core.handle(Heard(half), NOW)
+        actions = arrive(core, request("a", 400, max_tokens=300), request("b", 400, max_tokens=300))
+        assert [id for id, _ in forwarded(actions)] == ["a"]
+
+
 class TestOrder:
     def test_is_by_priority_then_arrival(self):
         core = policy()

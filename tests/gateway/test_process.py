@@ -84,7 +84,7 @@ async def test_s33_a_second_signal_forces_and_the_rest_is_cancelled(served: Any)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 10) == 130
     cancel = await driver.cancel()
-    assert (cancel.request, cancel.choice) == (request.id, None)
+    assert (cancel.request, cancel.choice, cancel.park) == (request.id, None, True)
 
 
 async def test_s6_a_killed_gateways_lease_ends(served: Any) -> None:

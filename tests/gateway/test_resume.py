@@ -621,3 +621,21 @@ async def test_what_was_accepted_waits_where_nothing_is_ready(start: Any, reader
     await brought(stack, again, 101, at=1, finish="length")
     await second.rest()
     assert contents(second.events) == [101]
+
+
+async def test_a_word_to_an_earlier_life_does_not_touch_this_one(start: Any, reader: Any) -> None:
+    stack = await start()
+    first = await reader(stack).ask()
+    request = await stack.driver.request()
+    await brought(stack, request, 100)
+    await first.read(2)
+    first.leave()
+    await stack.driver.cancel()
+    await stack.driver.park(request, ChoiceRecord((100,), ""))
+    second = await reader(stack).go_on(request.id)
+    again = await stack.driver.request()
+    word = Refusal(request.id, 409, "gone on elsewhere", code="stream_moved", life=0)
+    await stack.driver.publish(again.gateway, refusals=(word,))
+    await brought(stack, again, 101, at=1, finish="length")
+    await second.rest()
+    assert contents(second.events) == [100, 101]

@@ -18,7 +18,7 @@ from pillion.gateway.protocol.errors import MOVED, ApiError, bus_gone, moved
 
 SUBMIT_PATIENCE = 5.0  # seconds that a submit waits for Redis
 CANCELS_KEPT = 10_000  # entries of the cancel stream
-TOMBSTONE = 3600  # seconds
+TOMBSTONE = 3600  # seconds, at least
 PRESENCE = 10.0  # seconds after which a gateway that says nothing is gone
 OUT_KEPT = 3600  # seconds that a gone gateway's stream is kept
 BATCH = 64
@@ -54,6 +54,7 @@ class Outbox:
         self._gateway = gateway
         self._bound = bound
         self._retention = retention
+        self._tombstone = int(max(TOMBSTONE, retention))
         self._words: Mailbox[Cancel | _Forget] = Mailbox(1, control_capacity=1 << 16)
         self._sent: deque[tuple[float, Cancel]] = deque(maxlen=RECENT)
         self._alive = keys.lease(f"gateway:{gateway}")
@@ -101,7 +102,8 @@ class Outbox:
 
         Answers the entry's id. Raises ApiError: as `submit`, and 409 if another one took it.
         """
-        keys = [self._keys.submit, self._keys.stream(request.id), self._keys.out(former.owner)]
+        own = (self._keys.stream(request.id), self._keys.out(former.owner), self._keys.parking(request.id))
+        keys = [self._keys.submit, *own]
         error = moved()
         word = Refusal(request.id, error.status, error.message, code=MOVED, life=former.life)
         # Within one gateway its connection is told directly.
@@ -153,9 +155,10 @@ class Outbox:
                 continue
             # The tombstone first: whoever reads the request's entry after this cancel finds it.
             if word.park:
-                commands.append(("SET", self._keys.parking(word.request), word.life, "EX", TOMBSTONE))
+                commands.append(("SET", self._keys.parking(word.request), word.life, "EX", self._tombstone))
             elif word.choice is None:
-                commands.append(("SET", self._keys.tombstone(word.request), word.reason, "EX", TOMBSTONE))
+                tomb = self._keys.tombstone(word.request)
+                commands.append(("SET", tomb, word.reason, "EX", self._tombstone))
             commands.append(("XADD", self._keys.cancel, "MAXLEN", "~", CANCELS_KEPT, "*", "e", encode(word)))
             self._sent.append((clock.monotonic(), word))
         if commands:

@@ -285,7 +285,7 @@ if KEYS[3] then redis.call('SET', KEYS[3], ARGV[7], 'EX', ARGV[6]) end
 return {redis.call('XADD', KEYS[1], '*', 'e', ARGV[2]), '', 1}
 """)
 
-# The next life of a parked request, for another owner. KEYS submit, head, the former owner's `out`;
+# The next life of a parked request, for another owner. KEYS submit, head, the former owner's `out`, parking;
 # ARGV bound, payload, gateway, claim, ttl s, former life, word to the former owner or nothing.
 # Answers the entry's id (empty where this ran before), whether the request is the caller's (else another one
 # took it), and whether there is room.
@@ -296,6 +296,7 @@ if now[1] ~= ARGV[6] or now[2] ~= ARGV[6] then return {'', 0, 1} end
 if redis.call('XLEN', KEYS[1]) >= tonumber(ARGV[1]) then return {'', 1, 0} end
 redis.call('HSET', KEYS[2], 'owner', ARGV[3], 'claim', ARGV[4], 'life', ARGV[6] + 1)
 redis.call('EXPIRE', KEYS[2], ARGV[5])
+redis.call('DEL', KEYS[4])
 if ARGV[7] ~= '' then redis.call('XADD', KEYS[3], 'NOMKSTREAM', '*', 'e', ARGV[7]) end
 return {redis.call('XADD', KEYS[1], '*', 'e', ARGV[2]), 1, 1}
 """)

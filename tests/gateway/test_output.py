@@ -290,6 +290,23 @@ def test_a_stream_that_is_cut_anywhere_goes_on_to_the_same_bytes(
         assert rest == whole[at:], (at, known)
 
 
+def test_an_end_is_an_event_of_its_own_whether_it_comes_with_a_token_or_not(demo_model: Any) -> None:
+    """What was held back, here the start of a stop string, comes with the end."""
+    first, last = demo_model.tokenizer.encode("a ST", add_special=False)
+    start = Tokens("r", 0, 0, (first,))
+    streams = [
+        fed(Answer(Output("chat", stream=True, stop=("STOP",)), HEAD, demo_model.tokenizer), [start, *end])
+        for end in (
+            [Tokens("r", 0, 1, (last,), "length")],
+            [Tokens("r", 0, 1, (last,)), Tokens("r", 0, 2, (), "length")],
+        )
+    ]
+    assert streams[0] == streams[1]
+    assert [json.loads(data)["choices"][0]["delta"].get("content") for _, data in streams[0]] == [
+        "", "a", " ", "ST", None,
+    ]  # fmt: skip
+
+
 @settings(deadline=None, max_examples=100)
 @given(order=st.lists(st.integers(0, 2), min_size=10, max_size=60), spec=SPECS, data=st.data())
 def test_each_choice_goes_on_at_its_own_place(

@@ -180,6 +180,25 @@ async def test_within_one_gateway_too(start: Any, reader: Any, until: Any) -> No
     assert await stack.driver.no_cancel()
 
 
+async def test_who_had_brought_nothing_yet_leaves_the_key_to_who_took_it(start: Any, reader: Any) -> None:
+    stack = await start()
+    first = await reader(stack).ask(headers=KEY)
+    request = await stack.driver.request()
+    pending = asyncio.create_task(reader(stack).go_on(request.id))
+    assert (await stack.driver.cancel()).park
+    await stack.driver.park(request, ChoiceRecord((), ""))
+    again = await stack.driver.request()
+    second = await pending
+    await first.rest()
+    assert json.loads(first.events[-2][1])["error"]["code"] == "stream_moved"
+    await brought(stack, again, 100, finish="length")
+    await second.rest()
+    await stack.driver.record(Record(request.id, (ChoiceRecord((100,), "length"),)))
+    third = await reader(stack).ask(headers=KEY)
+    await third.rest()
+    assert (third.identity, third.events) == (request.id, second.events)
+
+
 async def test_of_two_that_come_back_at_once_one_gets_the_stream(start: Any, reader: Any) -> None:
     one, two = await start(), await start()
     first = await reader(one).ask()

@@ -32,7 +32,7 @@ def test_the_next_life_goes_on_from_the_record_and_folds_to_the_whole():
     assert opened.ended() == {1}
     # The journal may still have items of the earlier life: they come again, in portions of their own.
     ledger.add(
-        [Tokens("r", 0, 0, (5,)), Tokens("r", 1, 0, (7,), "stop", 7), Tokens("r", 0, 1, (6, 8), cached=2)]
+        [Tokens("r", 0, 0, (5,)), Tokens("r", 1, 0, (7,), "stop", 7, 2), Tokens("r", 0, 1, (6, 8), cached=2)]
     )
     ledger.add([Tokens("r", 0, 3, (9,), "length")])
     _, record = ledger.close("r")

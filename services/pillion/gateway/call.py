@@ -231,7 +231,7 @@ class Call:
         """
         runs = self._inbox is not None and not self.answer.done and error is not None
         self._leave()
-        if not runs or self._refusal == MOVED:
+        if not runs:
             return
         request, outbox = self.request, self._bus.outbox
         new = not request.life and not any(choice.known for choice in self.answer.choices)
@@ -244,7 +244,7 @@ class Call:
         else:
             if self._refusal is None:  # else nothing runs
                 outbox.cancel(request.id, None, error.message, request.traceparent)
-            if new:
+            if new and self._refusal != MOVED:
                 outbox.forget(request, self._claim, self._once)
 
     def _leave(self) -> None:

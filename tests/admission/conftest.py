@@ -131,13 +131,12 @@ class Neighbours:
     async def consumers(self) -> int:
         return len(await self.connection.call("XINFO", "CONSUMERS", self.keys.submit, "admission"))
 
-    async def holds(self, consumers: int, owned: int) -> bool:
-        """Whether so many consumers were made, and the newest holds so many entries."""
+    async def holders(self) -> dict[str, int]:
+        """How many entries each consumer holds; those without are left out."""
         if not await self.connection.call("EXISTS", self.keys.submit) or not await self.groups():
-            return False
+            return {}
         pending = await self.connection.call("XPENDING", self.keys.submit, "admission")
-        owners = dict(pending[3] or ())
-        return await self.consumers() == consumers and sorted(map(int, owners.values()))[-1:] == [owned]
+        return {name.decode(): int(count) for name, count in pending[3] or ()}
 
     async def refused(self, gateway: str = "g") -> int:
         return int(await self.connection.call("XLEN", self.keys.out(gateway)))

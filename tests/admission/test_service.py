@@ -267,9 +267,15 @@ async def test_a_frozen_admission_that_wakes_writes_nothing_and_exits(neighbours
     for request in requests:
         await neighbours.submit(request)
     await held(neighbours, 5)
+    before = await neighbours.holders()
     frozen.send_signal(signal.SIGSTOP)
     stack.start("admission")
-    await until(lambda: neighbours.holds(consumers=2, owned=5))
+
+    async def taken_over() -> bool:
+        now = await neighbours.holders()
+        return list(now.values()) == [5] and now.keys() != before.keys()
+
+    await until(taken_over)
     neighbours.replica(make.beat(credit=10_000))
     assert len(await until_count(neighbours.ran, 5)) == 5
     frozen.send_signal(signal.SIGCONT)
@@ -339,7 +345,7 @@ async def test_the_same_request_twice_runs_once(neighbours: Any, stack: Any, mak
     request = make.request()
     await neighbours.submit(request)
     await neighbours.submit(request)
-    await until(lambda: neighbours.holds(consumers=1, owned=1))
+    await held(neighbours, 1)
     neighbours.replica(make.beat(credit=1000))
     assert [r.id for r in await until(neighbours.ran)] == [request.id]
     await asyncio.sleep(0.2)

@@ -54,20 +54,19 @@ def fetch_demo(
     say = say or _say
     folder = cache_path / "demo"
     target = folder / Path(source.member).name
-    if target.is_file():
-        _verify(target, source)
-        return target
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder / ".lock", say, deadline):
-            if not target.is_file():
-                _fetch(folder, target, source, say, deadline)
+        if not target.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            with _lock(folder / ".lock", say, deadline):
+                if not target.is_file():
+                    _fetch(folder, target, source, say, deadline)
+        _verify(target, source)
     except OSError as error:
         raise ModelFileError(
             f"cannot keep the demo model in {folder}: {error.strerror or error}; it takes "
-            f"{2 * source.size >> 20} MB for a moment. Free some space, or name another with --cache-dir"
+            f"{2 * source.size >> 20} MB for a moment. See to the folder's space and owner, or name another "
+            "with --cache-dir"
         ) from None
-    _verify(target, source)
     return target
 
 

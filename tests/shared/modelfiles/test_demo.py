@@ -113,6 +113,11 @@ def test_no_room_for_the_file_is_one_line_with_the_remedy(source, tmp_path):
         fetch_demo(tmp_path / "cache", source, lambda _: None)
 
 
+def test_a_folder_that_cannot_even_be_looked_into_is_one_line_with_the_remedy(source, tmp_path):
+    with pytest.raises(ModelFileError, match=r"cannot keep the demo model in .*--cache-dir"):
+        fetch_demo(tmp_path / ("x" * 300), source, lambda _: None)
+
+
 def test_processes_that_start_together_fetch_once(source, tmp_path):
     script = (
         "import json, sys\n"

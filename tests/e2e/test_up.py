@@ -114,6 +114,21 @@ def test_a_second_signal_ends_at_once(start_stack: StartStack) -> None:
     events.close()
 
 
+def test_a_death_while_all_ends_is_told_and_is_no_good_end(start_stack: StartStack) -> None:
+    stack = start_stack()
+    assert stack.url
+    admission = stack.pids()["admission"]
+    body = {"prompt": "ab", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    events = web.stream(f"{stack.url}/v1/completions", body)
+    next(events)
+    stack.process.send_signal(signal.SIGTERM)
+    stack.wait_line("ending: running requests are finished first", 10)
+    os.kill(admission, signal.SIGKILL)
+    assert len(list(events)) > 1  # who runs needs it no more
+    assert stack.ended() == 1
+    assert stack.wait_line(f"admission {admission} ended: signal SIGKILL; its last lines:", 1)
+
+
 def test_children_die_with_a_killed_parent_and_the_stack_can_start_again(start_stack: StartStack) -> None:
     first = start_stack()
     assert first.url

@@ -110,6 +110,7 @@ class Up:
         self._redis_ready = asyncio.Event()
         self._served = False
         self._signals = 0
+        self._told: set[int] = set()  # pids whose end was told
         self._forced = asyncio.Event()
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PILLION_")}
         environ["PYTHONUNBUFFERED"] = "1"
@@ -204,9 +205,7 @@ class Up:
             restarts, pause = restarts.died(time.monotonic() - begin, code, self._served)
             if code == USAGE:
                 raise StackError(f"{child.role}: {last_words(child.last)}")
-            self._tell(f"{child.role} {pid} ended: {exit_words(code)}; its last lines:")
-            for line in child.last:
-                self._tell(f"    {line}")
+            self._tell_end(child, pid, code)
             if pause is None:
                 raise StackError(
                     f"{child.role} keeps failing at its start ({exit_words(code)}): {last_words(child.last)}"
@@ -251,11 +250,19 @@ class Up:
     async def _end(self, code: int) -> int:
         """Ends what runs, in order; at once after a second signal. The exit code."""
         for role in _END_ORDER:
-            children = [child for child in self._children.values() if _role(child) == role and child.running]
-            await asyncio.gather(*map(self._end_child, children))
+            children = [
+                child
+                for child in self._children.values()
+                if _role(child) == role and child.pid and child.pid not in self._told
+            ]
+            ends = await asyncio.gather(*map(self._end_child, children))
+            # By SIGTERM: it was asked so early that it had not begun yet.
+            if not all(end in (0, -signal.SIGTERM) for end in ends):
+                code = code or FAILED
         return FORCED if self._forced.is_set() else code
 
-    async def _end_child(self, child: Child) -> None:
+    async def _end_child(self, child: Child) -> int:
+        """Its exit code. It may have died unasked, a moment ago."""
         grace = _END_SECONDS + (self._config.gateway.drain_timeout if child.role != "valkey" else 0)
         child.send(signal.SIGTERM)
         ended = asyncio.create_task(child.wait())
@@ -266,8 +273,18 @@ class Up:
             if not self._forced.is_set():
                 self._tell(f"{child.role} {child.pid} did not end within {grace:.0f} s and is killed")
             child.send(signal.SIGKILL)
-        if await ended == 0 and child.role == "valkey":
+        code = await ended
+        if code:
+            self._tell_end(child, child.pid, code)
+        elif child.role == "valkey":
             self._tell(f"valkey {child.pid} ended: all is on disk")
+        return code
+
+    def _tell_end(self, child: Child, pid: int, code: int) -> None:
+        self._told.add(pid)
+        self._tell(f"{child.role} {pid} ended: {exit_words(code)}; its last lines:")
+        for line in child.last:
+            self._tell(f"    {line}")
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -165,6 +165,18 @@ def test_the_end_token_counts_but_shows_no_text(demo_model: Any, cut: int) -> No
         assert result["usage"]["completion_tokens"] == len(tokens) == len(result["ids"])
 
 
+@pytest.mark.parametrize("form", ["chat", "completion"])
+def test_token_ids_wait_for_no_whole_character(demo_model: Any, form: Any) -> None:
+    tokens = demo_model.tokenizer.encode("𓀀𓂀", add_special=False)
+    assert len(tokens) > 4  # a character is several
+    answer = Answer(Output(form, token_ids=True, stream=True), HEAD, demo_model.tokenizer)
+    seen = [
+        [token for event in answer.feed(item) for token in event.data["choices"][0].get("token_ids", ())]
+        for item in items(tokens, list(range(len(tokens))))
+    ]
+    assert seen == [[token] for token in tokens]
+
+
 def test_a_stop_id_is_named(demo_model: Any) -> None:
     spec = Output("chat", stop_token_ids=(5,))
     result = whole(spec, HEAD, demo_model.tokenizer, items([9, 5], [], "stop", 5))

@@ -142,15 +142,16 @@ class Choice:
 
     def _delta(self, text: str, item: Tokens) -> Delta | None:
         first = self._first and (self.known > 0 or self.finish is not None)
-        if not text and not first and self.finish is None:
-            return None
-        self._first = False
         self._released += len(text)
         # Held text may yet be cut off, and with it a token's place: that is certain only at the end.
         if self.finish is None and self._spec.stop:
             certain = [entry for entry in self._shown if entry.offset < self._released]
         else:
             certain = self._shown
+        # A token whose character is not whole yet is shown as it comes, without text.
+        if not (text or certain or first or self.finish is not None):
+            return None
+        self._first = False
         shown = tuple(
             entry if entry.offset <= self._released else Shown(entry.token, self._released, entry.logprob)
             for entry in certain

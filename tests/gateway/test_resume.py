@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pillion.contracts.entries import ChoiceRecord, Record, Refusal, Request, Tokens
+from pillion.contracts.entries import ChoiceRecord, Record, Refusal, Request, Tokens, encode
 from pillion.gateway import reply, resume
 
 PATH = "/v1/chat/completions"
@@ -218,7 +218,9 @@ async def test_of_two_that_come_back_at_once_one_gets_the_stream(start: Any, rea
     assert len(won) == 1
     await won[0].rest()
     assert contents(won[0].events) == [100, 101]
-    assert [await each.error() for each in came if each is not won[0]] == [(409, "stream_moved")] * 3
+    lost = [await each.error() for each in came if each is not won[0]]
+    # Who looks only after the next life has begun waits for that one to be parked.
+    assert len(lost) == 3 and set(lost) <= {(409, "stream_moved"), (503, "stream_busy")}
     assert not await one.driver.submitted.read(count=1, block=0.2), "one life was submitted"
 
 
@@ -379,6 +381,64 @@ async def test_a_refused_request_frees_its_key(start: Any) -> None:
             await brought(stack, request, 100, finish="length")
         assert (await answer)[0] == status
     assert (await stack.fetch("GET", "/v1/streams/" + "0" * 32))[0] == 404
+
+
+async def test_what_was_given_up_for_good_is_told_at_once_and_never_runs_again(
+    start: Any, reader: Any
+) -> None:
+    one, two = await start(), await start()
+    first = await reader(one).ask(headers=KEY)
+    request = await one.driver.request()
+    await brought(one, request, 100)
+    await first.read(2)
+    first.leave()
+    assert (await one.driver.cancel()).park
+    # As a dead letter ends: neither parked nor with a record of its end.
+    word = Refusal(request.id, 500, "given up after 5 attempts", "server_error", code="poison_request")
+    await one.driver.connection.call("HSET", one.driver.keys.stream(request.id), "refused", encode(word))
+    for stack in (one, two):
+        again = [await reader(stack).go_on(request.id, last) for last in (None, first.last)]
+        for each in (*again, await reader(stack).ask(headers=KEY)):
+            assert await each.error() == (500, "poison_request")
+    assert await one.driver.no_cancel()
+    assert not await one.driver.submitted.read(count=1, block=0.2)
+
+
+async def test_a_lost_word_that_it_was_given_up_is_found_out(
+    start: Any, reader: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(reply, "KEEPALIVE", 0.2)
+    stack = await start()
+    first = await reader(stack).ask()
+    request = await stack.driver.request()
+    await brought(stack, request, 100)
+    word = Refusal(request.id, 500, "given up after 5 attempts", "server_error", code="poison_request")
+    await stack.driver.connection.call("HSET", stack.driver.keys.stream(request.id), "refused", encode(word))
+    await first.rest()
+    assert contents(first.events[:-2]) == [100]
+    assert json.loads(first.events[-2][1])["error"]["code"] == "poison_request"
+    assert await stack.driver.no_cancel()
+
+
+async def test_an_error_that_a_stream_ended_with_is_its_end(start: Any, reader: Any) -> None:
+    """One that killed its executor each time, with tokens or without."""
+    one, two = await start(), await start()
+    for tokens in ((), (100, 101)):
+        first = await reader(one).ask()
+        request = await one.driver.request()
+        first.leave()
+        await one.driver.cancel()
+        ended = ChoiceRecord(tokens, "error", error="the step failed each time: the executor was lost")
+        await one.driver.record(Record(request.id, (ended,)))
+        again = await reader(two).go_on(request.id)
+        if not tokens:
+            assert await again.error() == (500, "generation_failed")
+            continue
+        await again.rest()
+        *events, error, _ = again.events
+        assert contents(events) == list(tokens)
+        assert json.loads(error[1])["error"]["code"] == "generation_failed"
+    assert await one.driver.no_cancel()
 
 
 async def test_a_key_whose_request_is_no_longer_kept_starts_a_new_one(start: Any) -> None:

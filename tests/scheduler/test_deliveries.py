@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from pillion.bus import MAX_DELIVERIES
+from pillion.contracts.entries import Refusal, decode
 from tests.bus_client import KEYS, Client, client, request
 
 
@@ -32,6 +33,7 @@ async def test_who_kills_each_holder_ends_as_a_dead_letter_and_is_told(valkey: A
         assert await asyncio.to_thread(scheduler.wait, 15) == -signal.SIGKILL
 
     async with client(valkey.url) as one:
+        await one.connection.call("HSET", KEYS.stream("a"), "owner", "g", "life", 0, "parked", -1)
         await one.send(request("a"))
         for count in range(1, MAX_DELIVERIES + 1):
             await killed(one, count)
@@ -41,3 +43,5 @@ async def test_who_kills_each_holder_ends_as_a_dead_letter_and_is_told(valkey: A
         assert one.refusals == [f"the request was given up after {MAX_DELIVERIES} attempts to run it"]
         assert await one.left() == (0, 0)
         assert await one.connection.call("XLEN", KEYS.dead) == 1
+        refused, parked = await one.connection.call("HMGET", KEYS.stream("a"), "refused", "parked")
+        assert decode(refused, Refusal).code == "poison_request" and parked == b"-1"

@@ -32,18 +32,16 @@ from pillion.admission.policy import (
 )
 from pillion.admission.spans import GROUP, Spans
 from pillion.bus import Connection, DataLost, Entry, Keys, Lease, LeaseLost, append, retrying
+from pillion.bus.dead import Dead, read_request
+from pillion.bus.keys import DEAD_MAXLEN, HOLDER_TTL, OUT_MAXLEN
 from pillion.bus.loss import age
-from pillion.bus.scripts import DISCARD, HAND_OVER, RESTORE, SETTLE, WRITE, Script
+from pillion.bus.scripts import DISCARD, HAND_OVER, RESTORE, RESTORED_AT_ONCE, SETTLE, WRITE, Script
 from pillion.contracts.entries import Cancel, Heartbeat, Request, Usage, encode
 from pillion.telemetry import Metrics, names
 
 log = logging.getLogger(__name__)
 
-OUT_MAXLEN = 20_000  # entries of a gateway's stream
-DEAD_MAXLEN = 1_000  # entries set aside that are kept for whoever looks
-HOLDER_TTL = 86_400  # seconds that Redis knows where a request runs; it is deleted with its end
 YOUNG = 10.0  # seconds; data that is older was there when the replicas were heard first
-RESTORED_AT_ONCE = 64  # entries a script
 
 METRICS = (
     names.QUEUE_REQUESTS,
@@ -186,18 +184,18 @@ class Desk:
     async def _submissions(self, entries: list[Entry]) -> None:
         requests = []
         for entry in entries:
-            read = words.read(entry)
-            if isinstance(read, words.Dead):
-                await self._set_aside(read)
+            found = read_request(entry, "to admit it")
+            if isinstance(found, Dead):
+                await self._set_aside(found)
             else:
-                requests.append((entry.id, read))
+                requests.append((entry.id, found))
         if not requests:
             return
         # Looked at here and not on reading: a cancel that was handled before this left its tombstone before.
         tombstones = [self._keys.tombstone(request.id) for _, request in requests]
-        found = await retrying("tombstones", lambda: self._connection.call("MGET", *tombstones))
+        cancelled = await retrying("tombstones", lambda: self._connection.call("MGET", *tombstones))
         events: list[Event] = []
-        for (entry_id, request), tombstone in zip(requests, found, strict=True):
+        for (entry_id, request), tombstone in zip(requests, cancelled, strict=True):
             self._metrics[names.PROMPT_TOKENS_ARRIVED].inc(prompt_tokens(request))
             events.append(Arrived(request, entry_id, tombstone is not None))
         await self._events(events)
@@ -275,20 +273,25 @@ class Desk:
             case Drop(entry_id):
                 await self._discard(entry_id)
 
-    async def _set_aside(self, dead: words.Dead) -> None:
+    async def _set_aside(self, dead: Dead) -> None:
         log.error("entry %s %s; set aside in %s", dead.entry.id, dead.reason, self._keys.dead)
         self._metrics[names.DEAD_LETTERS].inc()
         if dead.refusal is not None:
             # Said first: a crash between the two says it twice, and the second is for nobody.
             out, word = self._keys.out(dead.gateway), words.refused(dead.refusal, self._lease.epoch)
             await retrying("refusal", lambda: append(self._connection, out, word, OUT_MAXLEN))
-        await self._script(SETTLE, self._keys.dead, dead.entry.id, dead.entry.payload, DEAD_MAXLEN)
+        refusal = dead.refusal
+        await self._script(
+            SETTLE, self._keys.dead, dead.entry.id, dead.entry.payload, DEAD_MAXLEN,
+            "refused", encode(refusal) if refusal else b"",
+            head=self._keys.stream(refusal.request) if refusal else None,
+        )  # fmt: skip
 
     async def _settle(self, waiting: Waiting, word: bytes) -> None:
         request = waiting.request
         head, life = self._keys.stream(request.id), request.life
         out = self._keys.out(request.gateway)
-        await self._script(SETTLE, out, waiting.entry, word, OUT_MAXLEN, life, head=head)
+        await self._script(SETTLE, out, waiting.entry, word, OUT_MAXLEN, "parked", life, head=head)
 
     async def _discard(self, entry: str, head: tuple[str, ...] = (), life: tuple[int, ...] = ()) -> None:
         keys = [self._lease.key, self._keys.submit, *head]

@@ -105,17 +105,6 @@ def deadline_missed(request: Request, ttft: float, left: float, excess: float) -
     return Refusal(request.id, 429, message, "overloaded_error", code=code, retry_after=seconds)
 
 
-def unreadable(request: str, reason: str) -> Refusal:
-    return Refusal(
-        request, 500, f"the request could not be read: {reason}", "server_error", code="unreadable_request"
-    )
-
-
-def given_up(request: str, deliveries: int) -> Refusal:
-    message = f"the request was given up after {deliveries} attempts to admit it"
-    return Refusal(request, 500, message, "server_error", code="poison_request")
-
-
 def _seconds(wait: float) -> float:
     """A time to come back: whole seconds, at least one, and a minute where it is longer."""
     return float(min(60, max(1, math.ceil(wait))))

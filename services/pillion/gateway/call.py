@@ -25,6 +25,7 @@ from pillion.gateway.protocol.errors import (
     bus_gone,
     cancelled,
     moved,
+    refused,
     too_long,
 )
 from pillion.gateway.streams import Inbox, Streams
@@ -137,10 +138,7 @@ class Call:
         taken = await self._inbox.take(min(seconds, left))
         if isinstance(taken, Refusal):
             self._refusal = None if taken.code == CANCELLED else taken.code or taken.type
-            raise ApiError(
-                taken.status, taken.message, type=taken.type, param=taken.param,
-                code=taken.code, retry_after=taken.retry_after,
-            )  # fmt: skip
+            raise refused(taken)
         events: list[Event] = []
         if self._inbox.lost:
             self._inbox.lost = False
@@ -202,6 +200,9 @@ class Call:
             raise moved()
         events: list[Event] = []
         self._feed(standing.items(), events)
+        if standing.refused is not None and not self.answer.done:
+            self._refusal = standing.refused.code or standing.refused.type
+            raise refused(standing.refused)
         if standing.parked and not self.answer.done:
             if standing.cancelled:
                 raise cancelled()

@@ -11,7 +11,7 @@ from hashlib import sha256
 import msgspec
 
 from pillion.bus import Connection, Keys
-from pillion.contracts.entries import SCHEMA, Record, Request, Struct, Tokens, UnknownSchema, decode
+from pillion.contracts.entries import SCHEMA, Record, Refusal, Request, Struct, Tokens, UnknownSchema, decode
 from pillion.gateway.answers import Answer, Head, Pieces
 from pillion.gateway.protocol.request import Output
 
@@ -62,10 +62,12 @@ class Standing:
     parked: bool  # this life runs no more
     cancelled: bool  # for good, before it ended by itself
     record: Record | None  # what the lives before this one brought, or all of them
+    refused: Refusal | None = None  # what it was given up with, for good
 
     @property
     def finished(self) -> bool:
-        return self.record is not None and self.record.finished
+        """Whether no life can follow."""
+        return self.refused is not None or (self.record is not None and self.record.finished)
 
     def items(self) -> list[Tokens]:
         """What the record has, an item a choice."""
@@ -93,20 +95,21 @@ class Heads:
     async def find(self, request: str) -> Standing | None:
         """None for who is unknown, or forgotten. Raises RedisError."""
         fields, tomb, kept = await self._connection.pipeline(
-            ("HMGET", self._keys.stream(request), "head", "owner", "life", "parked"),
+            ("HMGET", self._keys.stream(request), "head", "owner", "life", "parked", "refused"),
             ("EXISTS", self._keys.tombstone(request)),
             ("GET", self._keys.record(request)),
         )
-        head, owner, life, parked = fields
+        head, owner, life, parked, word = fields
         if head is None:
             return None
         try:
             record = None if kept is None else decode(kept, Record)
             known = decode(head, StreamHead)
+            refused = None if word is None else decode(word, Refusal)
         except (UnknownSchema, msgspec.DecodeError) as error:
             log.error("request %s cannot be taken up: %s", request, error)
             return None
-        return Standing(known, owner.decode(), int(life), parked == life, bool(tomb), record)
+        return Standing(known, owner.decode(), int(life), parked == life, bool(tomb), record, refused)
 
     async def named(self, tenant: str, once: Once) -> str | None:
         """The request that was sent under the key. Raises RedisError."""

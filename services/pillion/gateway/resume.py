@@ -16,7 +16,7 @@ from pillion.gateway.account import Account
 from pillion.gateway.answers import Answer
 from pillion.gateway.call import Call, running
 from pillion.gateway.heads import Once, Standing
-from pillion.gateway.protocol.errors import ApiError, bad, bus_gone, cancelled, too_long, unavailable
+from pillion.gateway.protocol.errors import ApiError, bad, bus_gone, cancelled, refused, too_long, unavailable
 from pillion.gateway.reply import reply
 from pillion.gateway.state import Sender, State
 from pillion.telemetry import tracing
@@ -126,11 +126,15 @@ async def _left_alone(state: State, standing: Standing) -> Standing:
 
 
 def _end(answer: Answer, standing: Standing) -> None:
-    """Deadlines and cancels are final: what was brought until then is all there is."""
+    """Refusals for good, deadlines and cancels are final: what was brought until then is all there is."""
     deadline = standing.head.request.deadline
-    if answer.done or standing.finished:
+    if answer.done:
         return
-    if standing.cancelled:
+    if standing.refused is not None:
+        answer.failed = answer.failed or refused(standing.refused)
+    elif standing.finished:
+        return
+    elif standing.cancelled:
         answer.failed = answer.failed or cancelled()
     elif deadline is not None and clock.wall() >= deadline:
         answer.failed = answer.failed or too_long()

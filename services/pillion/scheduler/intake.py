@@ -8,12 +8,15 @@ from functools import partial
 
 import msgspec
 
-from pillion.bus import MAX_DELIVERIES, Connection, Entry, Group, Keys, append, retrying
+from pillion.bus import Connection, Entry, Group, Keys, append, retrying
+from pillion.bus.dead import Dead, read_request
 from pillion.bus.journal import read_items
+from pillion.bus.keys import DEAD_MAXLEN
 from pillion.bus.ledger import Ledger, Opened
-from pillion.contracts.entries import Record, Refusal, Request, Spent, UnknownSchema, Usage, decode, encode
+from pillion.contracts.entries import Record, Request, UnknownSchema, decode
+from pillion.scheduler import usage
 from pillion.scheduler.messages import Cancelled
-from pillion.scheduler.publisher import OUT_MAXLEN, Refused
+from pillion.scheduler.publisher import Refused
 
 log = logging.getLogger(__name__)
 
@@ -95,26 +98,29 @@ class Intake:
 
     async def _read(self, entries: list[Entry]) -> list[_Read]:
         """What is to run of these entries, in order."""
-        requests = [(entry, request) for entry in entries if (request := await self._decode(entry))]
+        requests = []
+        for entry in entries:
+            found = read_request(entry, "to run it")
+            if isinstance(found, Dead):
+                await self._set_aside(found)
+            else:
+                requests.append((entry, found))
         if not requests:
             return []
         named = [request.id for _, request in requests]
         keys = [
             of(name) for of in (self._keys.tombstone, self._keys.parking, self._keys.record) for name in named
         ]
-        found = await retrying("records", lambda: self._connection.call("MGET", *keys))
+        kept = await retrying("records", lambda: self._connection.call("MGET", *keys))
         size = len(named)
         result = []
         for index, (entry, request) in enumerate(requests):
-            tomb, parking, kept = found[index::size]
-            record = _record(request, kept)
+            tomb, parking, payload = kept[index::size]
+            record = _record(request, payload)
             if record is not None and record.finished:
                 log.info("request %s has ended before, its entry is dropped", request.id)
                 await self._acknowledge(entry, self._keys.holder(request.id))
-                usage = encode(Usage(self._replica, ended=(Spent(request.id),)))
-                await retrying(
-                    "usage", partial(append, self._connection, self._keys.usage, usage, OUT_MAXLEN)
-                )
+                await usage.tell(self._connection, self._keys, usage.unused(self._replica, request.id))
                 continue
             cancelled = None
             if tomb is not None:
@@ -124,27 +130,15 @@ class Intake:
             result.append(_Read(entry, request, record, cancelled))
         return result
 
-    async def _decode(self, entry: Entry) -> Request | None:
-        try:
-            request = decode(entry.payload, Request)
-        except (UnknownSchema, msgspec.DecodeError) as error:
-            log.error("entry %s cannot be read, set aside: %s", entry.id, error)
-            await self._set_aside(entry)
-            await self._acknowledge(entry)
-            return None
-        if entry.deliveries > MAX_DELIVERIES:
-            log.error("request %s was delivered %d times, set aside", request.id, entry.deliveries)
-            await self._set_aside(entry)
-            message = f"the request was given up after {MAX_DELIVERIES} attempts to run it"
-            refusal = Refusal(request.id, 500, message, type="server_error", code="poison_request")
-            await self._refuse(Refused(refusal, request.gateway, entry.id))
-            return None
-        return request
-
-    async def _set_aside(self, entry: Entry) -> None:
+    async def _set_aside(self, dead: Dead) -> None:
+        log.error("entry %s %s; set aside in %s", dead.entry.id, dead.reason, self._keys.dead)
         self.dead += 1
-        command = ("XADD", self._keys.dead, "MAXLEN", "~", 1000, "*", "e", entry.payload)
-        await retrying("dead letter", lambda: self._connection.call(*command))
+        letter = dead.entry.payload
+        await retrying("dead letter", lambda: append(self._connection, self._keys.dead, letter, DEAD_MAXLEN))
+        if dead.refusal is not None:
+            await self._refuse(Refused(dead.refusal, dead.gateway, dead.entry.id))
+        else:
+            await self._acknowledge(dead.entry)
 
     async def _acknowledge(self, entry: Entry, *holder: str) -> None:
         """`holder` is there where no other entry has the same request."""

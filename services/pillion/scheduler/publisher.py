@@ -4,30 +4,30 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
 
 from pillion import clock
 from pillion.actors import Exit, Stop
-from pillion.bus import Connection, DataLost, Keys, Lease, LeaseLost, append, retrying
-from pillion.bus.ledger import Ledger, Opened
-from pillion.bus.scripts import PUBLISH, RESTORE, SETTLE, Script
-from pillion.contracts.entries import Record, Refusal, Spent, StepOutput, Tokens, Usage, encode
+from pillion.bus import Connection, DataLost, Keys, Lease, LeaseLost, retrying
+from pillion.bus.keys import HOLDER_TTL, OUT_MAXLEN
+from pillion.bus.ledger import Ledger
+from pillion.bus.scripts import PUBLISH, RESTORE, RESTORED_AT_ONCE, SETTLE, Script
+from pillion.contracts.entries import Refusal, StepOutput, Tokens, encode
+from pillion.scheduler import usage
 from pillion.scheduler.kept import Kept
 
 log = logging.getLogger(__name__)
 
 GROUP = "scheduler"
-OUT_MAXLEN = 20_000  # entries of a gateway's stream; a gateway that is further behind reads the journal
 _QUEUE = 64  # steps that wait while Redis is slow; then planning waits
 _TRIM_EVERY = 256  # publications
-_HOLDER_TTL = 86_400  # seconds that Redis knows where a request runs; it is deleted with its end
 _UNREAD = 5.0  # seconds; what was told before was read
-_RESTORED_AT_ONCE = 64  # requests a script
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that will not run: its entry is settled with this word. `life` None: nor in a later life."""
+    """A request that will not run: its entry is settled with this word. `life` None: it ends for good, else
+    another life may follow this one.
+    """
 
     refusal: Refusal
     gateway: str
@@ -148,14 +148,15 @@ class Publisher:
                 for key in (self._keys.record, self._keys.stream, self._keys.holder)
             ),
         ]
-        usage = self._usage(step.items, [(opened, record) for opened, record, _ in folded])
-        if usage:
-            self._told.append((clock.monotonic(), usage))
+        ended = [(opened, record) for opened, record, _ in folded]
+        told = usage.of_step(self._replica, step.items, ended, self._ledger, clock.wall())
+        if told:
+            self._told.append((clock.monotonic(), told))
         args: list[object] = [
             epoch,
             GROUP,
             entry(items),
-            usage,
+            told,
             OUT_MAXLEN,
             self._retention,
             len(shares),
@@ -184,23 +185,6 @@ class Publisher:
                 items += opened.items()
         return items
 
-    def _usage(self, items: tuple[Tokens, ...], folded: list[tuple[Opened, Record]]) -> bytes:
-        """For admission; empty where nobody got a first token or ended."""
-        now = clock.wall()
-        first = []
-        for item in items:
-            if item.position == 0 and item.choice == 0 and item.tokens:
-                # One that ends with its first token is no longer open.
-                opened = self._ledger.get(item.request) or next(
-                    (opened for opened, _ in folded if opened.request.id == item.request), None
-                )
-                if opened is not None:
-                    first.append((item.request, max(now - opened.request.arrival, 0.0)))
-        ended = tuple(_spent(opened, record) for opened, record in folded)
-        if not first and not ended:
-            return b""
-        return encode(Usage(self._replica, tuple(first), ended))
-
     async def _script(self, what: str, script: Script, keys: list[str], args: list[object]) -> bytes:
         while True:
             try:
@@ -213,15 +197,15 @@ class Publisher:
         """Entries, journal, holders and records, from memory; positions stay what they are."""
         opened, epoch, lost = list(self._ledger), self._lease.epoch, 0
         records = self._kept.present(clock.monotonic())
-        for start in range(0, max(len(opened), 1), _RESTORED_AT_ONCE):
-            part = opened[start : start + _RESTORED_AT_ONCE]
+        for start in range(0, max(len(opened), 1), RESTORED_AT_ONCE):
+            part = opened[start : start + RESTORED_AT_ONCE]
             keys = [
                 self._lease.key, self._lease.lease, self._keys.run(self._replica),
                 self._keys.journal(self._replica), *map(self._keys.record, records),
                 *(self._keys.holder(each.request.id) for each in part),
             ]  # fmt: skip
             args: list[object] = [epoch, self._lease.milliseconds, GROUP, self._consumer, self._replica]
-            args += [_HOLDER_TTL, self._retention, len(records), *records.values()]
+            args += [HOLDER_TTL, self._retention, len(records), *records.values()]
             for each in part:
                 items = each.items()
                 output = StepOutput(replica=self._replica, epoch=epoch, step=0, items=items)
@@ -231,11 +215,9 @@ class Publisher:
                 lost += each.entry != id.decode()
                 each.entry, each.carried = id.decode(), False
             records = {}
-        for at, usage in tuple(self._told):
+        for at, told in tuple(self._told):
             if clock.monotonic() - at < _UNREAD:
-                await retrying(
-                    "usage", partial(append, self._connection, self._keys.usage, usage, OUT_MAXLEN)
-                )
+                await usage.tell(self._connection, self._keys, told)
         if lost:
             log.warning(
                 "put back %d running requests and %d records; %d older records are lost",
@@ -258,21 +240,8 @@ class Publisher:
             self._lease.key, self._keys.run(self._replica), self._keys.out(refused.gateway),
             self._keys.stream(request), self._keys.holder(request),
         ]  # fmt: skip
-        life = "" if refused.life is None else refused.life
-        args = [self._lease.epoch, GROUP, refused.entry, encode(output), OUT_MAXLEN, life]
+        final = refused.life is None
+        says = ("refused", encode(refused.refusal)) if final else ("parked", refused.life)
+        args = [self._lease.epoch, GROUP, refused.entry, encode(output), OUT_MAXLEN, *says]
         await self._script("refuse", SETTLE, keys, args)
-        usage = encode(Usage(self._replica, ended=(Spent(refused.refusal.request),)))
-        await retrying("usage", lambda: append(self._connection, self._keys.usage, usage, OUT_MAXLEN))
-
-
-def _spent(opened: Opened, record: Record) -> Spent:
-    """`prompts[i]` is computed for each of its `n` choices, less what was cached. Output of earlier lives was
-    counted then.
-    """
-    request = opened.request
-    prompt = sum(
-        len(request.prompts[index // request.n]) - choice.cached
-        for index, choice in enumerate(record.choices)
-    )
-    output = sum(len(choice.tokens) for choice in record.choices) - opened.earlier
-    return Spent(request.id, max(prompt, 0), max(output, 0))
+        await usage.tell(self._connection, self._keys, usage.unused(self._replica, request))

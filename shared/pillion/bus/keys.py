@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+OUT_MAXLEN = 20_000  # entries of `out` and `usage`; a gateway that is further behind reads the journal
+DEAD_MAXLEN = 1_000  # entries set aside that are kept for whoever looks
+HOLDER_TTL = 86_400  # seconds that Redis knows where a request runs; it is deleted with its end
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -38,7 +42,8 @@ class Keys:
 
     def stream(self, request: str) -> str:
         """Hash, the request's head: `head` (what any gateway needs to answer it), `owner` (the gateway that
-        does), `claim` (by which connection), `life`, and `parked` (the last life that runs no more).
+        does), `claim` (by which connection), `life`, `parked` (the last life that runs no more), and
+        `refused` (the refusal with which it ended for good) where it did.
         """
         return self._key("stream", request)
 

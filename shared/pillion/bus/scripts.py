@@ -123,6 +123,8 @@ return redis.call('HDEL', KEYS[4], ARGV[2])
 """
 )
 
+RESTORED_AT_ONCE = 64  # entries that one run of RESTORE is given
+
 # Puts back what the holder of the epoch has in memory, and only then lets its other scripts run again.
 # KEYS epoch, lease, stream, journal, then one record per finished request, then one holder per entry.
 # ARGV epoch, ttl ms, group, consumer, replica, holder's ttl s, record's ttl s, number of records, records...,
@@ -152,16 +154,15 @@ return ids
 )
 
 # KEYS epoch, source, destination, the request's head or none, its holder or none; ARGV epoch, group, entry
-# id, payload, destination's maxlen, life or nothing. The entry ends here, with a word (a refusal, a final
-# item) to whom it came from; the head says that this life of the request runs no more.
+# id, payload, destination's maxlen, then for the head a field and its value. The entry ends here, with a word
+# (a refusal, a final item) to whom it came from; the head says that this life of the request runs no more
+# (`parked`), or that none will (`refused`).
 SETTLE = Script(
     _FENCE
     + """
 if redis.call('XACK', KEYS[2], ARGV[2], ARGV[3]) == 0 then return nil end
 redis.call('XDEL', KEYS[2], ARGV[3])
-if KEYS[4] and ARGV[6] ~= '' and redis.call('EXISTS', KEYS[4]) == 1 then
-  redis.call('HSET', KEYS[4], 'parked', ARGV[6])
-end
+if KEYS[4] and redis.call('EXISTS', KEYS[4]) == 1 then redis.call('HSET', KEYS[4], ARGV[6], ARGV[7]) end
 if KEYS[5] then redis.call('DEL', KEYS[5]) end
 return redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[4])
 """

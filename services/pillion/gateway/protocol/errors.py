@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pillion.contracts.entries import Refusal
+
 # Codes that decide how a request goes on.
 CANCELLED = "cancelled"
 BUS_GONE = "bus_unavailable"
@@ -49,6 +51,14 @@ def bad(param: str | None, message: str, code: str | None = None) -> ApiError:
 def unavailable(code: str, message: str, retry_after: float = 1.0) -> ApiError:
     """A 503: the request is in order, but nothing can run it now. `code` is for machines."""
     return ApiError(503, message, type="service_unavailable", code=code, retry_after=retry_after)
+
+
+def refused(word: Refusal) -> ApiError:
+    """What admission or a scheduler says of a request that does not run."""
+    return ApiError(
+        word.status, word.message, type=word.type, param=word.param,
+        code=word.code, retry_after=word.retry_after,
+    )  # fmt: skip
 
 
 def too_long() -> ApiError:

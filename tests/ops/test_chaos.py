@@ -1,16 +1,19 @@
-"""The pure parts of `ops/chaos`: its requests, its schedule, its judgement and its figures."""
+"""The pure parts of `ops/chaos`: its requests, its schedule, its judgement, its figures and its words."""
 
 from dataclasses import asdict
 
 import pytest
+from click.testing import CliRunner
 
 from pillion.ops.chaos import report, schedule
+from pillion.ops.chaos.__main__ import main
 from pillion.ops.chaos.compare import Answer, Choice, compare
 from pillion.ops.chaos.report import Record, Struck
 from pillion.ops.chaos.run import judge
 from pillion.ops.chaos.schedule import Blow
 from pillion.ops.chaos.stack import Line
 from pillion.ops.chaos.streams import Stream, take
+from pillion.ops.chaos.words import table, words
 from pillion.ops.chaos.workload import Sizes, Work, requests
 
 SIZES = Sizes(vocab_size=32000, max_model_len=4096)
@@ -40,10 +43,39 @@ def test_blows_fall_evenly_on_the_roles_and_follow_from_the_seed() -> None:
     assert {role: sum(blow.role == role for blow in blows) for role in schedule.ROLES} == dict.fromkeys(
         schedule.ROLES, 10
     )
-    assert {blow.kind for blow in blows} == {"kill", "stop"}
+    assert {(blow.role == "valkey", blow.kind) for blow in blows} == {
+        (False, "kill"), (False, "stop"), (True, "kill"), (True, "stop"), (True, "flush"),
+    }  # fmt: skip
     assert all((blow.seconds > 0) == (blow.kind == "stop") for blow in blows)
     assert not blows[0].at_once and any(blow.at_once for blow in blows)
+    assert min(blow.which for blow in blows) < 0.5 <= max(blow.which for blow in blows) < 1
     assert [(blow.role, blow.kind) for blow in schedule.rolling(("a", "b"))] == [("a", "term"), ("b", "term")]
+
+
+def test_only_the_kinds_that_are_asked_for_are_drawn_and_only_where_they_can_be() -> None:
+    assert {blow.kind for blow in schedule.blows(1, 40, schedule.ROLES, ["stop"])} == {"stop"}
+    flushes = schedule.blows(1, 10, schedule.ROLES, schedule.kinds(" flush,"))
+    assert [(blow.role, blow.kind) for blow in flushes] == [("valkey", "flush")] * 10
+    with pytest.raises(ValueError, match="nothing of flush can be done to scheduler"):
+        schedule.blows(1, 10, ["scheduler"], ["flush"])
+    told = CliRunner().invoke(main, ["--blows", "kill,burn"])
+    assert told.exit_code == 2 and "--blows: burn; there is kill, stop, flush" in told.output
+
+
+def test_redis_is_not_emptied_at_the_moment_that_a_gateway_is_struck() -> None:
+    """No other pair of blows is spared."""
+    pairs: set[tuple[str, str]] = set()
+    for seed in range(40):
+        together: set[str] = set()
+        for blow in schedule.blows(seed, 50, schedule.ROLES):
+            what = blow.role if blow.kind != "flush" else "data"
+            together = together | {what} if blow.at_once else {what}
+            pairs |= {(one, other) for one in together for other in together}
+    roles = {*schedule.ROLES, "data"}
+    assert {(one, other) for one in roles for other in roles} - pairs == {
+        ("gateway", "data"),
+        ("data", "gateway"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -120,6 +152,44 @@ def test_a_pause_is_taken_apart_by_the_lines_of_the_log() -> None:
     }
 
 
+def test_the_parts_of_a_pause_are_those_of_the_replica_that_was_struck() -> None:
+    blow = Blow("scheduler", "kill", 0.0)
+    struck = Struck(blow, 1, at=10.0, replica="1")
+    lines = [
+        Line(10.1, "scheduler-0", 5, "INFO replica 0: lease held, epoch 3"),
+        Line(10.2, "up", 0, "starting scheduler-1 again in 0.1 s"),
+        Line(12.2, "scheduler-1", 6, "INFO replica 1: lease held, epoch 4"),
+    ]
+    parts = report.phases(struck, lines, resumed=13.0)
+    assert {name: round(seconds, 3) for name, seconds in parts.items()} == {
+        "noticed and started again": 0.2, "lease wait": 2.0, "prefill again, first token": 0.8,
+    }  # fmt: skip
+    emptied = Struck(Blow("valkey", "flush", 0.0), 1, at=10.0)
+    lines = [Line(10.3, "scheduler-0", 5, "WARNING put back 4 running requests and 2 records; 0 older")]
+    assert report.phases(emptied, lines, 11.0) == pytest.approx(
+        {"found out and put back": 0.3, "prefill again, first token": 0.7}
+    )
+    stopped = Struck(Blow("valkey", "stop", 0.0, seconds=2.0), 1, at=10.0)
+    assert report.phases(stopped, [], 12.5) == {"stopped": 2.0, "prefill again, first token": 0.5}
+
+
+def test_a_replica_hits_what_it_held_and_nothing_else() -> None:
+    record = Record({}, 0.0)
+    record.streams = [stream(1.0, 9.0, 12.0), stream(1.0, 9.0, 12.0), stream(11.0)]
+    for made, name in zip(record.streams, ("cmpl-a", "cmpl-b", "cmpl-c"), strict=True):
+        made.identity = name
+    record.streams[2].identity, record.streams[2].accepted = None, "c"
+    struck = Struck(Blow("executor", "kill", 0.0), 1, at=10.0, replica="0", requests=frozenset("ac"))
+    struck.prefilling = 5
+    record.struck = [struck]
+    assert struck.running(record.streams) == [record.streams[0], record.streams[2]]
+    total = report.totals(record)
+    assert (total["hit_in_prefill"], total["hit_in_decode"], total["streams_hit"]) == (1, 1, 2)
+    assert report.raw(record, [])["blows"][0]["pauses"] == [3.0]
+    struck.requests = None
+    assert report.totals(record)["hit_in_decode"] == 2
+
+
 def test_blows_that_overlap_are_counted_and_not_measured() -> None:
     record = Record({}, 0.0)
     record.streams = [stream(1.0, 10.0, 14.0, 30.0, 33.0)]
@@ -131,7 +201,7 @@ def test_blows_that_overlap_are_counted_and_not_measured() -> None:
     raw = report.raw(record, [])
     assert [blow["overlaps"] for blow in raw["blows"]] == [True, True, False]
     found = raw["by_kind"]["kill executor"]
-    assert (found["blows"], found["measured"], found["streams_hit_in_decode"]) == (3, 1, 1)
+    assert (found["blows"], found["measured"], found["hit_in_decode"], found["pauses"]) == (3, 1, 3, 1)
     assert found["pause_median"] == found["pause_worst"] == 3.0
 
 
@@ -150,5 +220,15 @@ def test_the_record_counts_what_was_hit_and_what_was_lost() -> None:
     assert report.missed(record) == []
     record.struck[0].prefilling = 0
     assert [words[:29] for words in report.missed(record)] == ["no stream was hit in prefill;"]
-    said = report.words(report.raw(record, []))
-    assert "DIFFERENT: request 0" in said and "FAULT: request 0, s: gone" in said and "kill scheduler" in said
+    said = words(report.raw(record, []))
+    assert "DIFFERENT: request 0" in said and "FAULT: request 0, s: gone" in said
+    assert "| scheduler |       1 |" in said and "| kill scheduler |     1 |" in said
+
+
+def test_a_table_is_markdown_with_its_figures_at_the_right() -> None:
+    assert table(["who", "n", "of which"], [["a", "10", "x 1"], ["bb", "-", ""]]) == [
+        "| who |  n | of which |",
+        "| --- | -: | -------- |",
+        "| a   | 10 | x 1      |",
+        "| bb  |  - |          |",
+    ]

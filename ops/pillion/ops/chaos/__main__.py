@@ -11,11 +11,18 @@ import click
 from pillion.ops.chaos import report, schedule
 from pillion.ops.chaos.run import Options, run
 from pillion.ops.chaos.stack import Broken, Stack
+from pillion.ops.chaos.words import words
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "max_content_width": 110})
 @click.option("--streams", default=100, show_default=True, help="requests that run at any time")
-@click.option("--kills", default=50, show_default=True, help="blows: kill -9, and SIGSTOP for some seconds")
+@click.option("--kills", default=50, show_default=True, help="how many blows")
+@click.option(
+    "--blows",
+    default=",".join(schedule.WEIGHTS),
+    show_default=True,
+    help="SIGKILL, SIGSTOP for some seconds, FLUSHALL of Redis",
+)
 @click.option("--seed", default=1, show_default=True, help="of requests and blows")
 @click.option("--services", default=",".join(schedule.ROLES), show_default=True, help="who is struck")
 @click.option("--output-tokens", default=120, show_default=True, help="the most tokens of an answer")
@@ -23,23 +30,28 @@ from pillion.ops.chaos.stack import Broken, Stack
 @click.option("--output", type=click.Path(path_type=Path), help="raw result, JSON; the log goes beside it")
 @click.argument("up", nargs=-1, type=click.UNPROCESSED)
 def main(
-    streams: int, kills: int, seed: int, services: str, output_tokens: int, rolling: bool,
+    streams: int, kills: int, blows: str, seed: int, services: str, output_tokens: int, rolling: bool,
     output: Path | None, up: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Kills and stops the processes of a stack of its own at random and compares every stream, token for
-    token, with an undisturbed run. Exit code 1 on any difference. What follows `--` goes to `pillion up`."""
+    """Kills and stops the processes of a stack of its own and empties its Redis, at random, and compares
+    every stream, token for token, with an undisturbed run. Exit code 1 on any difference. Prints Markdown.
+    What follows `--` goes to `pillion up`; with `--replicas 2` those of either replica are struck."""
     roles = [role.strip() for role in services.split(",") if role.strip()]
     if unknown := sorted(set(roles) - set(schedule.ROLES)):
         raise click.BadParameter(
             f"{unknown[0]}; there is {', '.join(schedule.ROLES)}", param_hint="--services"
         )
-    blows = schedule.rolling(roles) if rolling else schedule.blows(seed, kills, roles)
+    try:
+        kinds = schedule.kinds(blows)
+        storm = schedule.rolling(roles) if rolling else schedule.blows(seed, kills, roles, kinds)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--blows") from None
     with tempfile.TemporaryDirectory(prefix="pillion-chaos-") as state:
         stack = Stack(Path(state), up, output.with_suffix(".log") if output else None)
-        raw = asyncio.run(_main(Options(streams, seed, output_tokens, blows), stack))
+        raw = asyncio.run(_main(Options(streams, seed, output_tokens, storm), stack))
     if output is not None:
         output.write_text(json.dumps(raw, indent=1) + "\n")
-    click.echo(report.words(raw))
+    click.echo(words(raw))
     raise SystemExit(int(bool(raw["differences"] or raw["faults"])))
 
 

@@ -14,34 +14,37 @@ from pillion.ops.chaos.streams import Stream
 
 ON_ITS_WAY = 0.5  # seconds after a blow in which tokens of before it may still come
 
+_AGAIN = "noticed and started again"
 PHASES: dict[str, tuple[tuple[str, str, str], ...]] = {
     "executor": (
-        ("noticed and started again", "up", r"starting executor again"),
+        (_AGAIN, "up", r"starting executor\S* again"),
         ("process start and imports", "executor", r"looking for the model|listens on"),
         ("model load", "executor", r"^ready;| ready;"),
         ("attach", "scheduler", r"executor attached"),
     ),
     "scheduler": (
-        ("noticed and started again", "up", r"starting scheduler again"),
+        (_AGAIN, "up", r"starting scheduler\S* again"),
         ("process start and imports", "scheduler", r"asks for the lease"),
         ("lease wait", "scheduler", r"lease held"),
         ("attach", "scheduler", r"executor attached"),
     ),
     "admission": (
-        ("noticed and started again", "up", r"starting admission again"),
+        (_AGAIN, "up", r"starting admission again"),
         ("process start and lease wait", "admission", r"admission is active"),
     ),
     "gateway": (
-        ("noticed and started again", "up", r"starting gateway again"),
+        (_AGAIN, "up", r"starting gateway again"),
         ("process start and imports", "gateway", r"listens on http"),
     ),
     "valkey": (
-        ("noticed and started again", "up", r"starting valkey again"),
+        (_AGAIN, "up", r"starting valkey again"),
         ("process start, log read, reconnect", "scheduler", r"Redis is back"),
     ),
+    "data": (("found out and put back", "scheduler", r"put back \d+ running"),),
 }
-"""What a line of the log ends, by role: the phase's name, who says it, and the line. The rest of a pause
-is prefill again (and the steps until then)."""
+"""What a line of the log ends, by role (`data`: what FLUSHALL takes): the phase's name, who says it, and the
+line. The rest of a pause is prefill again (and the steps until then)."""
+SIGNS = {"kill": "SIGKILL", "stop": "SIGSTOP", "term": "SIGTERM", "flush": "FLUSHALL"}
 
 
 @dataclass(slots=True)
@@ -51,13 +54,32 @@ class Struck:
     blow: Blow
     pid: int
     at: float
-    died: bool = False  # for `stop`: it was seen stopped
+    replica: str = ""  # whose process it is, where there are several
+    requests: frozenset[str] | None = None  # what it held; None where every stream goes through it
+    died: bool = False  # for `stop`: it was seen stopped; for `flush`: nothing was left
     code: int | None = None  # the exit code, of `term` only
     back: float | None = None  # when the role had a new process, the stack was ready, and tokens came
     new_pid: int | None = None
-    prefilling: int = 0  # sequences at the scheduler just before
+    prefilling: int = 0  # sequences just before, at the scheduler of the replica or at all
     decoding: int = 0
     waiting: int = 0
+
+    @property
+    def name(self) -> str:
+        """As the log calls it."""
+        return self.named(self.blow.role)
+
+    def named(self, role: str) -> str:
+        """This role's process of the same replica, as the log calls it."""
+        return f"{role}-{self.replica}" if self.replica else role
+
+    def running(self, streams: Iterable[Stream]) -> list[Stream]:
+        """Those that it touched."""
+        return [
+            stream
+            for stream in streams
+            if stream.running(self.at) and (self.requests is None or stream.request in self.requests)
+        ]
 
 
 @dataclass(slots=True)
@@ -75,7 +97,7 @@ class Record:
 
 
 def pauses(streams: Iterable[Stream], at: float) -> list[float]:
-    """Of each stream that was decoding at that moment, how long its tokens stopped, in seconds.
+    """Of each of these streams that was decoding at that moment, how long its tokens stopped, in seconds.
 
     What was on its way at the moment of the blow still arrives, so the pause may begin a little later.
     """
@@ -93,19 +115,23 @@ def pauses(streams: Iterable[Stream], at: float) -> list[float]:
 
 
 def phases(struck: Struck, lines: Sequence[Line], resumed: float | None) -> dict[str, float]:
-    """The time from a kill to the first token after it, by what it was spent on, in seconds."""
-    if struck.blow.kind == "stop":
-        return {}
-    end = resumed or struck.back or struck.at
-    between = [line for line in lines if struck.at < line.at <= end]
+    """The time from a blow to the first token after it, by what it was spent on, in seconds."""
     result: dict[str, float] = {}
     mark = struck.at
-    for name, role, pattern in PHASES.get(struck.blow.role, ()):
-        found = (line for line in between if line.role.partition("-")[0] == role)
-        line = next((line for line in found if re.search(pattern, line.text)), None)
-        if line is not None:
-            result[name] = max(line.at - mark, 0.0)
-            mark = max(mark, line.at)
+    if struck.blow.kind == "stop":
+        mark += struck.blow.seconds
+        result["stopped"] = struck.blow.seconds
+    else:
+        end = resumed or struck.back or struck.at
+        between = [line for line in lines if struck.at < line.at <= end]
+        of = "data" if struck.blow.kind == "flush" else struck.blow.role
+        for name, role, pattern in PHASES.get(of, ()):
+            who = struck.named(role) if role in ("scheduler", "executor") else role
+            found = (line for line in between if who in (line.role, line.role.partition("-")[0]))
+            line = next((line for line in found if re.search(pattern, line.text)), None)
+            if line is not None:
+                result[name] = max(line.at - mark, 0.0)
+                mark = max(mark, line.at)
     if resumed is not None:
         result["prefill again, first token"] = max(resumed - mark, 0.0)
     return result
@@ -140,11 +166,12 @@ def raw(record: Record, lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def _blow(struck: Struck, record: Record, lines: Sequence[Line]) -> dict[str, Any]:
-    hit = pauses(record.streams, struck.at)
-    running = [stream for stream in record.streams if stream.running(struck.at)]
+    running = struck.running(record.streams)
+    hit = pauses(running, struck.at)
     resumed = _resumed(struck, (stream for stream in running if stream.started(struck.at)))
     return {
         "role": struck.blow.role,
+        "replica": struck.replica,
         "kind": struck.blow.kind,
         "at": round(struck.at - record.began, 3),
         "pid": struck.pid,
@@ -156,6 +183,7 @@ def _blow(struck: Struck, record: Record, lines: Sequence[Line]) -> dict[str, An
         "back_after": round(struck.back - struck.at, 3) if struck.back else None,
         "streams_in_decode": sum(stream.started(struck.at) for stream in running),
         "streams_before_first_token": sum(not stream.started(struck.at) for stream in running),
+        "sequences_in_prefill": _in_prefill(struck, running),
         "sequences": {
             "prefilling": struck.prefilling, "decoding": struck.decoding, "waiting": struck.waiting,
         },
@@ -204,7 +232,9 @@ def by_kind(blows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         result[name] = {
             "blows": len(members),
             "measured": len(measured),
-            "streams_hit_in_decode": len(found),
+            "hit_in_prefill": sum(blow["sequences_in_prefill"] for blow in members),
+            "hit_in_decode": sum(blow["streams_in_decode"] for blow in members),
+            "pauses": len(found),
             "pause_median": round(statistics.median(found), 3) if found else None,
             "pause_worst": max(found, default=None),
             "phases_mean": {phase: round(statistics.mean(times), 3) for phase, times in spent.items()},
@@ -213,21 +243,25 @@ def by_kind(blows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def totals(record: Record) -> dict[str, Any]:
-    streams = record.streams
-    killed = [struck for struck in record.struck if struck.blow.kind != "stop"]
+    streams, struck = record.streams, record.struck
+    hit = [(one, one.running(streams)) for one in struck]
+    died = [one for one in struck if one.blow.kind in ("kill", "term")]
+    kills: dict[str, dict[str, int]] = {}
+    for one in struck:
+        signs = kills.setdefault(one.blow.role, {})
+        signs[SIGNS[one.blow.kind]] = signs.get(SIGNS[one.blow.kind], 0) + 1
     return {
         "streams": len(streams),
         "tokens_compared": sum(stream.answer.tokens for stream in streams),
-        "blows": len(record.struck),
-        "killed_and_died": sum(struck.died for struck in killed),
-        "killed": len(killed),
-        "stopped": len(record.struck) - len(killed),
-        "hit_in_prefill": sum(min(struck.prefilling, _pending(record, struck)) for struck in record.struck),
-        "hit_in_decode": sum(
-            stream.running(struck.at) and stream.started(struck.at)
-            for struck in record.struck
-            for stream in streams
-        ),
+        "blows": len(struck),
+        "blows_by_role": kills,
+        "killed_and_died": sum(one.died for one in died),
+        "killed": len(died),
+        "stopped": sum(one.blow.kind == "stop" for one in struck),
+        "emptied": sum(one.blow.kind == "flush" for one in struck),
+        "hit_in_prefill": sum(_in_prefill(one, running) for one, running in hit),
+        "hit_in_decode": sum(stream.started(one.at) for one, running in hit for stream in running),
+        "streams_hit": len({id(stream) for _, running in hit for stream in running}),
         "resumed": sum(max(stream.connections - 1, 0) for stream in streams),
         "refused_attempts": sum(stream.refused for stream in streams),
         "streams_that_differ": len(record.differences),
@@ -247,40 +281,7 @@ def missed(record: Record) -> list[str]:
     ]
 
 
-def _pending(record: Record, struck: Struck) -> int:
-    """Sequences of streams that had no token yet."""
-    return sum(
-        stream.work.body.get("n", 1)
-        for stream in record.streams
-        if stream.running(struck.at) and not stream.started(struck.at)
-    )
-
-
-_ROW = "{:<18}{:>6}{:>6}{:>6}{:>10}{:>9}  {}"
-
-
-def words(summary: dict[str, Any]) -> str:
-    """For people."""
-    total = summary["summary"]
-    told = [
-        f"{total['streams']} streams, {total['tokens_compared']} tokens compared:"
-        f" {total['lost_tokens']} lost, {total['doubled_tokens']} doubled,"
-        f" {total['streams_that_differ']} streams differ, {total['faults']} other faults",
-        f"{total['blows']} blows: {total['killed_and_died']} of {total['killed']} killed processes died,"
-        f" {total['stopped']} were stopped; hit in prefill {total['hit_in_prefill']} times,"
-        f" in decode {total['hit_in_decode']} times;"
-        f" {total['resumed']} times a stream went on over another connection,"
-        f" {total['refused_attempts']} attempts refused and repeated",
-        "",
-        _ROW.format("blow", "count", "alone", "hit", "median s", "worst s", "mean seconds by phase"),
-    ]
-    for name, kind in summary["by_kind"].items():
-        spent = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in kind["phases_mean"].items())
-        median, worst = (
-            "-" if kind[field] is None else f"{kind[field]:.2f}" for field in ("pause_median", "pause_worst")
-        )
-        hit = kind["streams_hit_in_decode"]
-        told.append(_ROW.format(name, kind["blows"], kind["measured"], hit, median, worst, spent))
-    told += [f"DIFFERENT: {found['stream']}: {found['words']}" for found in summary["differences"]]
-    told += [f"FAULT: {fault}" for fault in summary["faults"]]
-    return "\n".join(told)
+def _in_prefill(struck: Struck, running: Iterable[Stream]) -> int:
+    """Sequences: those that the scheduler had in prefill, of streams that had no token yet."""
+    pending = sum(int(stream.work.body.get("n", 1)) for stream in running if not stream.started(struck.at))
+    return min(struck.prefilling, pending)

@@ -1,24 +1,21 @@
 """One run: the undisturbed answers first, then the same requests over and over while the blows fall."""
 
 import asyncio
-import random
 import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import aiohttp
 
-from pillion.bus import Connection, Keys
-from pillion.config import load
-from pillion.contracts.entries import Heartbeat, decode
-from pillion.ops import stack as files
 from pillion.ops.chaos.compare import Answer, compare
+from pillion.ops.chaos.data import Data
 from pillion.ops.chaos.report import Record, Struck
 from pillion.ops.chaos.schedule import Blow
 from pillion.ops.chaos.stack import Broken, Stack
 from pillion.ops.chaos.streams import Stream, play
-from pillion.ops.chaos.victims import strike
+from pillion.ops.chaos.victims import processes, strike
 from pillion.ops.chaos.workload import Sizes, Work, requests
 
 RECOVERY_SECONDS = 120.0  # from a blow to a stack that is ready and brings tokens
@@ -42,22 +39,34 @@ async def run(options: Options, stack: Stack, say: Say) -> Record:
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         await stack.start()
-        sizes = await _sizes(stack, options.output)
-        works = requests(options.seed, options.streams, sizes)
-        say(f"{stack.url}: {len(works)} requests, undisturbed first")
-        quiet = [Stream(work, "quiet") for work in works]
-        await asyncio.gather(*(play(session, stack.url, stream) for stream in quiet))
-        if failed := next((stream for stream in quiet if stream.error), None):
-            raise Broken(f"the undisturbed run failed: {failed.error}\n{stack.tail()}")
-        expected = [stream.answer for stream in quiet]
-        say(f"{sum(answer.tokens for answer in expected)} tokens; now {len(options.blows)} blows")
-        record = Record(
-            {"streams": options.streams, "seed": options.seed, "output": options.output,
-             "blows": len(options.blows)}, time.monotonic(),
-        )  # fmt: skip
-        await _Storm(options, stack, session, works, record, say).rage()
-        judge(record, expected)
-        return record
+        data = Data(stack.state)
+        try:
+            return await _run(options, stack, session, data, say)
+        finally:
+            await data.close()
+
+
+async def _run(
+    options: Options, stack: Stack, session: aiohttp.ClientSession, data: Data, say: Say
+) -> Record:
+    facts = await data.facts()
+    works = requests(
+        options.seed, options.streams, Sizes(facts.vocab_size, facts.max_model_len, options.output)
+    )
+    say(f"{stack.url}: {len(works)} requests, undisturbed first")
+    quiet = [Stream(work, "quiet") for work in works]
+    await asyncio.gather(*(play(session, stack.url, stream) for stream in quiet))
+    if failed := next((stream for stream in quiet if stream.error), None):
+        raise Broken(f"the undisturbed run failed: {failed.error}\n{stack.tail()}")
+    expected = [stream.answer for stream in quiet]
+    say(f"{sum(answer.tokens for answer in expected)} tokens; now {len(options.blows)} blows")
+    record = Record(
+        {"streams": options.streams, "seed": options.seed, "output": options.output,
+         "blows": len(options.blows), "replicas": len(processes(stack, "scheduler"))}, time.monotonic(),
+    )  # fmt: skip
+    await _Storm(options, stack, session, data, works, record, say).rage()
+    judge(record, expected)
+    return record
 
 
 def judge(record: Record, expected: Sequence[Answer]) -> None:
@@ -74,34 +83,22 @@ def judge(record: Record, expected: Sequence[Answer]) -> None:
             record.differences.append({"stream": name, "words": found.words})
 
 
-async def _sizes(stack: Stack, output: int) -> Sizes:
-    """What the model can take, from its replica's heartbeat."""
-    settings = next(stack.state.glob("*/stack.toml"))
-    config = load(environ={}, file=files.settings_file(settings.parent)).config
-    connection = Connection(config.stack.redis or "", "chaos")
-    try:
-        beats = await connection.call("HVALS", Keys(config.stack.stack).replicas)
-    finally:
-        await connection.close()
-    facts = next(facts for beat in beats if (facts := decode(beat, Heartbeat).facts) is not None)
-    return Sizes(facts.vocab_size, facts.max_model_len, output)
-
-
 class _Storm:
     """The clients and the blows, side by side."""
 
     def __init__(
-        self, options: Options, stack: Stack, session: aiohttp.ClientSession, works: Sequence[Work],
-        record: Record, say: Say,
+        self, options: Options, stack: Stack, session: aiohttp.ClientSession, data: Data,
+        works: Sequence[Work], record: Record, say: Say,
     ) -> None:  # fmt: skip
         self._options = options
         self._stack = stack
         self._session = session
+        self._data = data
         self._works = works
         self._record = record
         self._say = say
         self._over = False  # the last blow has fallen: nobody asks anew
-        self._dice = random.Random(f"storm {options.seed}")
+        self._counts = {role: len(pids) for role, pids in stack.pids().items()}
 
     async def rage(self) -> None:
         clients = [asyncio.create_task(self._client(work)) for work in self._works]
@@ -132,18 +129,41 @@ class _Storm:
         if not blow.at_once:
             await self._recovered()
         await asyncio.sleep(blow.after)
-        counts = await self._stack.scheduled(self._session)
-        struck = await strike(self._stack, blow, self._dice.random())
-        struck.prefilling, struck.decoding = counts["prefilling"], counts["decoding"]
-        struck.waiting = counts["waiting"]
+        counts = {
+            scheduler.replica: await self._stack.scheduled(self._session, [scheduler.pid])
+            for scheduler in processes(self._stack, "scheduler")
+        }
+        running = {s.request: s for s in self._record.streams if s.request and s.running(time.monotonic())}
+        holders = await self._data.holders(running)
+        if blow.kind == "flush":
+            await self._answered()
+        struck = await strike(self._stack, self._data, blow)
+        if struck.replica:  # it held those, and no others
+            counts = {name: count for name, count in counts.items() if name == struck.replica}
+            struck.requests = frozenset(name for name, who in holders.items() if who == struck.replica)
+        struck.prefilling, struck.decoding, struck.waiting = (
+            sum(count[state] for count in counts.values()) for state in ("prefilling", "decoding", "waiting")
+        )
         self._record.struck.append(struck)
         if not struck.died:
-            self._record.faults.append(f"{blow.role} {struck.pid} did not feel a {blow.kind}")
+            self._record.faults.append(f"{struck.name} {struck.pid} did not feel a {blow.kind}")
         self._say(
             f"{time.monotonic() - self._record.began:6.1f} s  {number + 1}/{len(self._options.blows)}"
-            f"  {blow.kind} {blow.role} {struck.pid}: {counts['prefilling']} in prefill,"
-            f" {counts['decoding']} in decode"
+            f"  {blow.kind} {struck.name} {struck.pid}: {struck.prefilling} in prefill,"
+            f" {struck.decoding} in decode"
         )
+
+    async def _answered(self) -> None:
+        """Waits until streams run and a gateway has each that has brought something: one that is on its way
+        back to a gateway stands in Redis alone. Raises Broken."""
+        end = time.monotonic() + RECOVERY_SECONDS
+        while True:
+            begun = [stream for stream in self._record.streams if stream.identity and stream.ended is None]
+            if begun and all(stream.connected for stream in begun):
+                return
+            if time.monotonic() > end:
+                raise Broken(f"a stream is at no gateway after {RECOVERY_SECONDS:g} s:\n{self._stack.tail()}")
+            await asyncio.sleep(_LOOK)
 
     async def _recovered(self) -> None:
         """Waits until every role has a process, the gateway is ready, and tokens have come since. Raises
@@ -164,27 +184,44 @@ class _Storm:
                 self._settle(struck)
 
     async def _whole(self) -> bool:
+        """Whether all processes are there, who was struck has been followed by another one, and what was lost
+        is put back."""
         pids = self._stack.pids()
-        for struck in self._record.struck:
-            role = struck.blow.role
-            if struck.blow.kind != "stop" and struck.back is None and (
-                not pids.get(role) or struck.pid in pids[role]
-            ):  # fmt: skip
-                return False
-        return await self._stack.ready(self._session)
+        if any(len(pids.get(role, ())) < count for role, count in self._counts.items()):
+            return False
+        open_ = [struck for struck in self._record.struck if struck.back is None]
+        if not all(map(self._followed, open_)) or not await self._stack.ready(self._session):
+            return False
+        if not any(struck.blow.kind == "flush" for struck in open_):
+            return True
+        answered = {stream.request for stream in self._record.streams if stream.connected and stream.identity}
+        return await self._data.whole(filter(None, answered), self._counts.get("scheduler", 1))
+
+    def _followed(self, struck: Struck) -> bool:
+        if struck.blow.kind not in ("kill", "term"):
+            return True
+        if struck.pid in self._stack.pids().get(struck.blow.role, ()):
+            return False
+        return struck.blow.role not in ("scheduler", "executor") or any(
+            line.role == struck.named("scheduler") and "executor attached" in line.text
+            for line in takewhile(lambda line: line.at > struck.at, reversed(self._stack.lines))
+        )
 
     def _settle(self, struck: Struck) -> None:
         """Looks who came after a process that died, and how it ended."""
         role, pid = struck.blow.role, struck.pid
-        struck.new_pid = max((p for p in self._stack.pids().get(role, ()) if p != pid), default=None)
-        if struck.blow.kind == "stop":
+        others = (process for process in processes(self._stack, role) if process.replica == struck.replica)
+        struck.new_pid = max((process.pid for process in others if process.pid != pid), default=None)
+        if struck.blow.kind not in ("kill", "term"):
             return
         if struck.new_pid is None:
-            self._record.faults.append(f"nobody came after {role} {pid}")
+            self._record.faults.append(f"nobody came after {struck.name} {pid}")
         for line in self._stack.lines:
             if line.role == "up" and (
-                ended := re.search(rf"{role}(?:-\S+)? {pid} ended: exit code (\d+)", line.text)
+                ended := re.search(rf"{struck.name} {pid} ended: exit code (\d+)", line.text)
             ):
                 struck.code = int(ended[1])
         if struck.blow.kind == "term" and struck.code != 0:
-            self._record.faults.append(f"{role} {pid} was asked to end and ended with {struck.code}, not 0")
+            self._record.faults.append(
+                f"{struck.name} {pid} was asked to end and ended with {struck.code}, not 0"
+            )

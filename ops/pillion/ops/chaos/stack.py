@@ -108,10 +108,10 @@ class Stack:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
-    async def scheduled(self, session: aiohttp.ClientSession) -> dict[str, int]:
-        """Sequences by state, as the schedulers' metrics have them now."""
+    async def scheduled(self, session: aiohttp.ClientSession, pids: Sequence[int]) -> dict[str, int]:
+        """Sequences by state, as the metrics of these schedulers have them now."""
         counts = {"waiting": 0, "prefilling": 0, "decoding": 0}
-        for pid in self.pids().get("scheduler", ()):
+        for pid in pids:
             said = [line.text for line in self.lines if line.pid == pid and "metrics on " in line.text]
             if not said:
                 continue

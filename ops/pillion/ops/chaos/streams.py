@@ -30,8 +30,17 @@ class Stream:
     answer: Answer = field(default_factory=Answer)
     error: str | None = None
     refused: int = 0  # attempts that were refused before one was accepted
-    identity: str | None = None
+    connected: bool = False  # a gateway answers it now
+    accepted: str | None = None  # the id under which it was accepted last
+    identity: str | None = None  # as its events call it, once one has come
     last_event: str | None = None
+
+    @property
+    def request(self) -> str | None:
+        """Its id within the stack."""
+        if self.identity is None:
+            return self.accepted
+        return self.identity.removeprefix("chatcmpl-").removeprefix("cmpl-")
 
     def running(self, at: float) -> bool:
         return self.sent <= at and (self.ended is None or self.ended > at)
@@ -94,7 +103,13 @@ async def _read(session: aiohttp.ClientSession, url: str, stream: Stream, key: s
             stream.error = f"HTTP {response.status}: {(await response.text())[:300]}"
             return True
         stream.connections += 1
-        return await _events(response, stream)
+        if stream.identity is None:
+            stream.accepted = response.headers.get("x-request-id")
+        stream.connected = True
+        try:
+            return await _events(response, stream)
+        finally:
+            stream.connected = False
 
 
 async def _events(response: aiohttp.ClientResponse, stream: Stream) -> bool:

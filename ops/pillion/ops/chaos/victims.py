@@ -1,13 +1,15 @@
-"""Strikes a process of the stack and sees that it happened."""
+"""Strikes a process of the stack, or its data, and sees that it happened."""
 
 import asyncio
 import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 
+from pillion.ops.chaos.data import Data
 from pillion.ops.chaos.report import Struck
 from pillion.ops.chaos.schedule import Blow
 from pillion.ops.chaos.stack import Broken, Stack
@@ -16,30 +18,56 @@ DEATH_SECONDS = 90.0  # that a process may take to be gone; a drain takes its gr
 _LOOK = 0.01
 
 
-async def strike(stack: Stack, blow: Blow, dice: float) -> Struck:
-    """`dice` in [0, 1) chooses where a role has several processes. Returns when the process is gone, or was
-    stopped and runs again. Raises Broken."""
-    pid = await _find(stack, blow.role, dice)
-    struck = Struck(blow, pid, at=time.monotonic())
-    if blow.kind == "stop":
-        os.kill(pid, signal.SIGSTOP)
-        struck.died = await _until(lambda: _status(pid) in (psutil.STATUS_STOPPED, None), 5.0)
-        await asyncio.sleep(blow.seconds)
-        if _status(pid) is not None:
-            os.kill(pid, signal.SIGCONT)
-        return struck
-    os.kill(pid, signal.SIGKILL if blow.kind == "kill" else signal.SIGTERM)
-    struck.died = await _until(lambda: _status(pid) in (psutil.STATUS_ZOMBIE, None), DEATH_SECONDS)
+@dataclass(frozen=True, slots=True)
+class Process:
+    replica: str  # "" where its role has no process for each
+    pid: int
+
+
+def processes(stack: Stack, role: str) -> list[Process]:
+    """Those of the role, by replica. Raises Broken."""
+    found = [
+        Process(replica, pid) for pid in stack.pids().get(role, ()) if (replica := _replica(pid)) is not None
+    ]
+    return sorted(found, key=lambda process: (process.replica, process.pid))
+
+
+def _replica(pid: int) -> str | None:
+    """None for who is gone by now."""
+    try:
+        command = psutil.Process(pid).cmdline()
+    except psutil.NoSuchProcess:
+        return None
+    return command[command.index("--replica") + 1] if "--replica" in command else ""
+
+
+async def strike(stack: Stack, data: Data, blow: Blow) -> Struck:
+    """Returns when the process is gone, was stopped and runs again, or the data are gone. Raises Broken."""
+    process = await _find(stack, data, blow)
+    pid = process.pid
+    struck = Struck(blow, pid, at=time.monotonic(), replica=process.replica)
+    match blow.kind:
+        case "flush":
+            struck.died = await data.empty()
+        case "stop":
+            os.kill(pid, signal.SIGSTOP)
+            struck.died = await _until(lambda: _status(pid) in (psutil.STATUS_STOPPED, None), 5.0)
+            await asyncio.sleep(blow.seconds)
+            if _status(pid) is not None:
+                os.kill(pid, signal.SIGCONT)
+        case "kill" | "term":
+            os.kill(pid, signal.SIGKILL if blow.kind == "kill" else signal.SIGTERM)
+            struck.died = await _until(lambda: _status(pid) in (psutil.STATUS_ZOMBIE, None), DEATH_SECONDS)
     return struck
 
 
-async def _find(stack: Stack, role: str, dice: float) -> int:
+async def _find(stack: Stack, data: Data, blow: Blow) -> Process:
     end = time.monotonic() + 30.0
-    while not (pids := stack.pids().get(role)):
+    while not (found := processes(stack, blow.role)) or (blow.kind == "flush" and not await data.there()):
         if time.monotonic() > end:
-            raise Broken(f"no {role} runs:\n{stack.tail()}")
+            raise Broken(f"no {blow.role} runs:\n{stack.tail()}")
         await asyncio.sleep(_LOOK)
-    return sorted(pids)[int(dice * len(pids))]
+    return found[int(blow.which * len(found))]
 
 
 def _status(pid: int) -> str | None:

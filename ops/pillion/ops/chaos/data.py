@@ -1,0 +1,69 @@
+"""The stack's Redis, seen and struck from outside."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pillion.bus import UNREACHABLE, Connection, Keys
+from pillion.bus.loss import generation
+from pillion.config import load
+from pillion.contracts.entries import Facts, Heartbeat, decode
+from pillion.ops import stack as files
+
+
+class Data:
+    """Owns a connection; close it."""
+
+    def __init__(self, state: Path) -> None:
+        """`state`: the state folder of a stack that runs."""
+        settings = next(state.glob("*/stack.toml"))
+        config = load(environ={}, file=files.settings_file(settings.parent)).config
+        self._connection = Connection(config.stack.redis or "", "chaos")
+        self._keys = Keys(config.stack.stack)
+
+    async def facts(self) -> Facts:
+        """What the model can take, from a replica's heartbeat. Raises RedisError."""
+        return next(beat.facts for beat in await self._beats() if beat.facts is not None)
+
+    async def holders(self, requests: Iterable[str]) -> dict[str, str]:
+        """Of each request that a replica holds: which. None of them where Redis cannot be asked."""
+        named = [*requests]
+        if not named:
+            return {}
+        try:
+            found = await self._connection.call("MGET", *map(self._keys.holder, named))
+        except UNREACHABLE:
+            return {}
+        return {name: who.decode() for name, who in zip(named, found, strict=True) if who is not None}
+
+    async def there(self) -> bool:
+        """Whether it answers."""
+        try:
+            await self._connection.call("PING")
+        except UNREACHABLE:
+            return False
+        return True
+
+    async def empty(self) -> bool:
+        """FLUSHALL. Whether there was something, of which nothing is left. Raises RedisError."""
+        probe = f"{self._keys.marker}:chaos"
+        await self._connection.call("SET", probe, 1)
+        await self._connection.call("FLUSHALL")
+        return not await self._connection.call("EXISTS", probe)
+
+    async def whole(self, requests: Iterable[str], replicas: int) -> bool:
+        """Whether all that lives has put back what it holds: the heads of these requests are there, and as
+        many replicas have told of the data that there are now."""
+        try:
+            now = await generation(self._connection, self._keys.marker)
+            told = [beat.generation == now for beat in await self._beats()]
+            heads = [self._keys.stream(request) for request in requests]
+            found = await self._connection.call("EXISTS", *heads) if heads else 0
+        except UNREACHABLE:
+            return False
+        return len(told) >= replicas and all(told) and found == len(heads)
+
+    async def _beats(self) -> list[Heartbeat]:
+        return [decode(beat, Heartbeat) for beat in await self._connection.call("HVALS", self._keys.replicas)]
+
+    async def close(self) -> None:
+        await self._connection.close()

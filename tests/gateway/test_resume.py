@@ -199,7 +199,10 @@ async def test_who_had_brought_nothing_yet_leaves_the_key_to_who_took_it(start: 
     assert (third.identity, third.events) == (request.id, second.events)
 
 
-async def test_of_two_that_come_back_at_once_one_gets_the_stream(start: Any, reader: Any) -> None:
+async def test_of_two_that_come_back_at_once_one_gets_the_stream(
+    start: Any, reader: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(resume, "PATIENCE", 60.0)
     one, two = await start(), await start()
     first = await reader(one).ask()
     request = await one.driver.request()
@@ -218,10 +221,22 @@ async def test_of_two_that_come_back_at_once_one_gets_the_stream(start: Any, rea
     assert len(won) == 1
     await won[0].rest()
     assert contents(won[0].events) == [100, 101]
-    lost = [await each.error() for each in came if each is not won[0]]
-    # Who looks only after the next life has begun waits for that one to be parked.
-    assert len(lost) == 3 and set(lost) <= {(409, "stream_moved"), (503, "stream_busy")}
+    assert [await each.error() for each in came if each is not won[0]] == [(409, "stream_moved")] * 3
     assert not await one.driver.submitted.read(count=1, block=0.2), "one life was submitted"
+
+
+async def test_who_still_waits_when_another_one_has_taken_the_stream_does_not_take_it_away(
+    start: Any, reader: Any
+) -> None:
+    stack = await start()
+    first = await reader(stack).ask()
+    request = await stack.driver.request()
+    pending = asyncio.create_task(reader(stack).go_on(request.id))
+    assert (await stack.driver.cancel()).park
+    await stack.driver.connection.call("HSET", stack.driver.keys.stream(request.id), "life", 1)
+    assert await (await pending).error() == (409, "stream_moved")
+    assert await stack.driver.no_cancel()
+    first.leave()
 
 
 async def test_coming_back_while_the_park_is_under_way_waits_for_it(start: Any, reader: Any) -> None:
@@ -344,6 +359,8 @@ async def test_a_key_is_one_requests_of_one_tenant(start: Any, reader: Any) -> N
         assert (status, body["error"]["code"], body["error"]["param"]) == (
             409, "idempotency_key_reused", "Idempotency-Key",
         )  # fmt: skip
+    status, body, _ = await stack.fetch("POST", "/v1/completions", json=STREAM, headers=KEY | mine)
+    assert (status, body["error"]["code"]) == (409, "idempotency_key_reused"), "there it is another request"
     second = await reader(stack).ask(headers=KEY | theirs)
     other = await stack.driver.request()
     assert other.id != request.id and second.identity == other.id

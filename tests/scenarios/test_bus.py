@@ -22,7 +22,7 @@ from pillion.bus import (
     append,
     retrying,
 )
-from pillion.bus.scripts import DISCARD, HAND_OVER, SETTLE
+from pillion.bus.scripts import DISCARD, DISMISS, HAND_OVER, SETTLE
 
 KEYS = Keys("bus")
 
@@ -168,6 +168,8 @@ class TestS38AKilledConsumer:
         assert await consumers() == {b"life4", b"next"}
         assert await successor.claim_others() == []
         assert await consumers() == {b"next"}
+        # Not even where somebody came to hold something after the last look at what is pending.
+        assert await DISMISS(one, [KEYS.submit], ["admission", "later"]) == 0
         pending = await one.call("XPENDING", KEYS.submit, "admission")
         assert (pending[0], pending[3][0][0]) == (1, b"next")
         assert (await one.call("XPENDING", KEYS.submit, "other"))[0] == 1

@@ -114,7 +114,7 @@ class Outbox:
         ]
         entry, mine, room = await self._added(lambda: TAKE_UP(self._connection, keys, args))
         if not mine:
-            raise ApiError(409, "Another connection took up this stream just now.", code=MOVED)
+            raise error
         return _entry(entry, room)
 
     def cancel(self, request: str, choice: int | None, reason: str, traceparent: str = "") -> None:

@@ -16,7 +16,16 @@ from pillion.gateway.account import Account
 from pillion.gateway.answers import Answer
 from pillion.gateway.call import Call, running
 from pillion.gateway.heads import Once, Standing
-from pillion.gateway.protocol.errors import ApiError, bad, bus_gone, cancelled, refused, too_long, unavailable
+from pillion.gateway.protocol.errors import (
+    ApiError,
+    bad,
+    bus_gone,
+    cancelled,
+    moved,
+    refused,
+    too_long,
+    unavailable,
+)
 from pillion.gateway.reply import reply
 from pillion.gateway.state import Sender, State
 from pillion.telemetry import tracing
@@ -103,25 +112,26 @@ async def resume(state: State, http: web.Request, sender: Sender, standing: Stan
 async def _left_alone(state: State, standing: Standing) -> Standing:
     """The request once it has ended or is parked, which is asked for while another connection has it.
 
-    Raises ApiError: 503 if that does not come about, or this gateway goes down. Whether a replica is ready
-    does not matter: the request was accepted, and waits.
+    Raises ApiError: 503 if that does not come about, or this gateway goes down; 409 if one that came at the
+    same time took it. Whether a replica is ready does not matter: the request was accepted, and waits.
     """
     patience = clock.monotonic() + PATIENCE
-    asked = -1
+    request, life, asked = standing.head.request, standing.life, False
     while not standing.finished:
         if state.draining:
             verdict = state.verdict()
             raise unavailable(verdict.reason, verdict.message, 1.0)
         if standing.parked:
             break
-        identity, life = standing.head.request.id, standing.life
-        if asked != life:
-            state.bus.outbox.park(identity, life, "the client came back", standing.head.request.traceparent)
-            asked = life
+        if standing.life != life:
+            raise moved()
+        if not asked:
+            state.bus.outbox.park(request.id, life, "the client came back", request.traceparent)
+            asked = True
         if clock.monotonic() > patience:
             raise unavailable("stream_busy", "The stream cannot be taken over yet. Try again.", 1.0)
         await asyncio.sleep(LOOK)
-        standing = await find(state, identity, standing.head.request.tenant)
+        standing = await find(state, request.id, request.tenant)
     return standing
 
 

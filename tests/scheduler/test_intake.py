@@ -1,0 +1,82 @@
+"""What a scheduler finds in Redis when it begins: entries of a predecessor, their journal, their records."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pillion.bus import Connection, Group, append
+from pillion.bus.ledger import Ledger, Opened
+from pillion.contracts.entries import ChoiceRecord, Record, Spent, StepOutput, Tokens, Usage, decode, encode
+from pillion.scheduler.intake import Intake
+from pillion.scheduler.messages import Cancelled
+from pillion.scheduler.publisher import GROUP
+from tests.bus_client import KEYS, Client, client, request
+
+RECORDS = {
+    "parked": ChoiceRecord((10, 11), ""),  # its next life brought nothing yet
+    "both": ChoiceRecord((20, 21), ""),  # the next life did
+    "ended": ChoiceRecord((30,), "length"),
+}
+JOURNAL = (Tokens("ran", 0, 0, (40,)), Tokens("both", 0, 0, (20, 21, 22)), Tokens("ran", 0, 1, (41, 42)))
+
+
+@pytest.fixture
+async def one(valkey: Any) -> AsyncIterator[Client]:
+    """Redis, with the journal and the records of what ran before."""
+    async with client(valkey.url) as made:
+        redis = made.connection
+        for name, choice in RECORDS.items():
+            await redis.call("SET", KEYS.record(name), encode(Record(name, (choice,))))
+            await redis.call("SET", KEYS.holder(name), "0")
+        for step, item in enumerate(JOURNAL):
+            await append(redis, KEYS.journal("0"), encode(StepOutput("0", 1, step, (item,))))
+        yield made
+
+
+class Begun:
+    """A scheduler's intake, and what it lets in."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.done: dict[str, tuple[int, ...]] = {}
+        group = Group(connection, KEYS.run("0"), GROUP, "successor")
+        self.intake = Intake(connection, group, KEYS, "0", Ledger(), self._accept, self._refuse)
+
+    async def _accept(self, opened: Opened, cancelled: Cancelled | None) -> None:
+        assert cancelled is None
+        self.done[opened.request.id] = opened.done().get(0, ())
+
+    async def _refuse(self, refused: Any) -> None:
+        raise AssertionError(refused)
+
+
+async def settled(one: Client, owed: int) -> None:
+    """What had ended is no longer owed, by nobody, and is not charged again."""
+    assert await one.left() == (owed, owed)
+    holders = [await one.connection.call("EXISTS", KEYS.holder(name)) for name in RECORDS]
+    assert holders == [1, 1, 0]
+    ((_, fields),) = await one.connection.call("XRANGE", KEYS.usage, "-", "+")
+    assert decode(fields[1], Usage).ended == (Spent("ended"),)
+
+
+async def test_what_a_predecessor_held_goes_on_from_record_and_journal(one: Client) -> None:
+    await one.send(*map(request, ("ran", "parked", "both", "ended", "new")))
+    assert len(await Group(one.connection, KEYS.run("0"), GROUP, "dead").read()) == 5
+    begun = Begun(one.connection)
+    assert await begun.intake.recover() == 4
+    assert begun.done == {"ran": (40, 41, 42), "parked": (10, 11), "both": (20, 21, 22), "new": ()}
+    await settled(one, owed=4)
+
+
+async def test_what_nobody_held_goes_on_from_its_record(one: Client) -> None:
+    await one.send(*map(request, ("parked", "ended", "new")))
+    begun = Begun(one.connection)
+    assert await begun.intake.recover() == 0
+    reading = asyncio.create_task(begun.intake.run(lambda: "0-0"))
+    async with asyncio.timeout(20):
+        while begun.intake.last == "0-0":
+            await asyncio.sleep(0.005)
+    reading.cancel()
+    assert begun.done == {"parked": (10, 11), "new": ()}
+    await settled(one, owed=2)

@@ -6,9 +6,27 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pillion.bus import Connection, Keys, append
-from pillion.contracts.entries import Heartbeat, Request, Sampling, StepOutput, Tokens, decode, encode
+from pillion.contracts.entries import (
+    ChoiceRecord,
+    Heartbeat,
+    Record,
+    Request,
+    Sampling,
+    StepOutput,
+    Tokens,
+    decode,
+    encode,
+)
 
 KEYS = Keys("default")
+
+# What a replica may have left of its requests: see `leave_behind`.
+RECORDS = {
+    "parked": ChoiceRecord((10, 11), ""),  # its next life brought nothing yet
+    "both": ChoiceRecord((20, 21), ""),  # the next life did
+    "ended": ChoiceRecord((30,), "length"),
+}
+JOURNAL = (Tokens("ran", 0, 0, (40,)), Tokens("both", 0, 0, (20, 21, 22)), Tokens("ran", 0, 1, (41, 42)))
 
 
 def request(name: str, length: int = 20, output: int = 40, **fields: object) -> Request:
@@ -81,3 +99,12 @@ async def client(url: str) -> AsyncIterator[Client]:
         yield Client(connection)
     finally:
         await connection.close()
+
+
+async def leave_behind(connection: Connection) -> None:
+    """The journal and the records of a replica that died, and who held what was recorded."""
+    for name, choice in RECORDS.items():
+        await connection.call("SET", KEYS.record(name), encode(Record(name, (choice,))))
+        await connection.call("SET", KEYS.holder(name), "0")
+    for step, item in enumerate(JOURNAL):
+        await append(connection, KEYS.journal("0"), encode(StepOutput("0", 1, step, (item,))))

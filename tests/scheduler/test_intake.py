@@ -6,32 +6,20 @@ from typing import Any
 
 import pytest
 
-from pillion.bus import Connection, Group, append
+from pillion.bus import Connection, Group
 from pillion.bus.ledger import Ledger, Opened
-from pillion.contracts.entries import ChoiceRecord, Record, Spent, StepOutput, Tokens, Usage, decode, encode
+from pillion.contracts.entries import Spent, Usage, decode
 from pillion.scheduler.intake import Intake
 from pillion.scheduler.messages import Cancelled
 from pillion.scheduler.publisher import GROUP
-from tests.bus_client import KEYS, Client, client, request
-
-RECORDS = {
-    "parked": ChoiceRecord((10, 11), ""),  # its next life brought nothing yet
-    "both": ChoiceRecord((20, 21), ""),  # the next life did
-    "ended": ChoiceRecord((30,), "length"),
-}
-JOURNAL = (Tokens("ran", 0, 0, (40,)), Tokens("both", 0, 0, (20, 21, 22)), Tokens("ran", 0, 1, (41, 42)))
+from tests.bus_client import KEYS, RECORDS, Client, client, leave_behind, request
 
 
 @pytest.fixture
 async def one(valkey: Any) -> AsyncIterator[Client]:
     """Redis, with the journal and the records of what ran before."""
     async with client(valkey.url) as made:
-        redis = made.connection
-        for name, choice in RECORDS.items():
-            await redis.call("SET", KEYS.record(name), encode(Record(name, (choice,))))
-            await redis.call("SET", KEYS.holder(name), "0")
-        for step, item in enumerate(JOURNAL):
-            await append(redis, KEYS.journal("0"), encode(StepOutput("0", 1, step, (item,))))
+        await leave_behind(made.connection)
         yield made
 
 

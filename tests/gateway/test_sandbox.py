@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from pillion.gateway import sandbox
 from pillion.gateway.guard import Guard
-from pillion.gateway.templates import ChatTemplate
+from pillion.gateway.templates import ChatTemplate, TemplateError
 from pillion.modelfiles import SpecialTokens
 
 NS = "{% set ns = namespace(x=['a' * 999], t='a' * 999, n=2) %}"
@@ -39,6 +40,7 @@ REFUSED = {
     "doubled with format": NS + LOOP + "{% set ns.t = '{0}{0}'.format(ns.t) %}" + END,
     "doubled by a macro": "{% macro m(t) %}{{ t }}{{ t }}{% endmacro %}" + NS + LOOP + "{% set ns.t = m(ns.t) %}" + END,
     "doubled by a block": NS + LOOP + "{% set t %}{{ ns.t }}{{ ns.t }}{% endset %}{% set ns.t = t %}" + END,
+    "repeated in a block": NS + "{% set ns.t = ns.t * 9999 %}{% set t %}" + LOOP + "{{ ns.t }}" + END + "{% endset %}",
     "a list of itself, written": NS + ITSELF + "{{ ns.x }}",
     "a list of itself, as text": NS + ITSELF + "{{ ns.x | string | length }}",
     "a list of itself, as JSON": NS + ITSELF + "{{ ns.x | tojson }}",
@@ -147,13 +149,104 @@ def test_what_a_template_may_not_do(tried: dict[str, tuple[str, float, int]], na
         return
     assert not said.startswith(("WROTE", "FELL")), said
     assert said.startswith(("the chat template", "the rendered chat")) and "\n" not in said
+    assert not said.endswith("messages: "), "its memory came to an end, and not its account"
     assert seconds < 40, "two of its own, on a busy machine"
-    assert grown < 512 << 20
+    assert grown < 256 << 20
 
 
-def render(source: str, **more: Any) -> str:
+def render(source: str, **message: Any) -> str:
     template = ChatTemplate({"default": source}, SpecialTokens(), Guard(()))
-    return template.render([{"role": "user", "content": "Hello\nyou"}], **more)
+    return template.render([{"role": "user", "content": "Hello\nyou"} | message])
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "source", "words"),
+    [
+        ("MAX_STEPS", 3, "{% for a in [1] * 4 %}{% endfor %}", "it does not come to an end"),
+        ("SECONDS", -1.0, "{% for a in [1] * 4 %}{% endfor %}", "it does not come to an end"),
+        ("MAX_TEXT", 15, "{{ messages[0].role * 4 }}", "longer than 15 characters"),
+        ("MAX_WORK", 31, "{% for a in 'ab' %}{% set x = messages[0].role * 4 %}{% endfor %}", "more text than it may"),
+    ],
+)  # fmt: skip
+def test_each_bound_holds_alone(monkeypatch: Any, bound: str, value: float, source: str, words: str) -> None:
+    render(source)
+    monkeypatch.setattr(sandbox, bound, value)
+    with pytest.raises(TemplateError, match=words):
+        render(source)
+
+
+class Counted(sandbox.Account):
+    """What a rendering was charged, in all."""
+
+    last: "Counted"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.charged = [0, 0]  # characters, steps
+        Counted.last = self
+
+    def step(self) -> None:
+        self.charged[1] += 1
+        super().step()
+
+    def take(self, characters: int) -> None:
+        self.charged[0] += characters
+        super().take(characters)
+
+
+@pytest.mark.parametrize(
+    ("source", "characters", "steps"),
+    [  # c is a text of 100 characters, l a list of three numbers, which are 9 characters when written
+        ("{{ c }}", 0, 0),
+        ("{{ c ~ c }}", 200, 0),
+        ("{{ c + c }}", 200, 1),
+        ("{{ c * 3 }}", 300, 1),
+        ("{{ 3 * c }}", 300, 1),
+        ("{% set x = l + l %}", 2 * 96, 1),
+        ("{% set x = l * 2 %}", 2 * 96, 1),
+        ("{{ c[1:] }}", 99, 0),
+        ("{{ c.upper() }}", 100, 1),
+        ("{{ c | upper }}", 100, 1),
+        ("{{ l }}", 96 + 9, 4),
+        ("{{ l | string }}", 96 + 9, 4),
+        ("{{ l | tojson }}", 96 + 9, 5),
+        ("{{ {'k': c} | tojson }}", 1 + 100 + 109, 4),
+        ("{{ '%s' % c }}", 64 + 32 + 100 + 100, 5),
+        ("{{ '%s' | format(c) }}", 64 + 32 + 100 + 100 + 100, 5),
+        ("{{ '{0}{0}'.format(c) }}", 64 + 32 + 100 + 200 + 200, 5),
+        ("{{ [c, c] | join(c) }}", 2 * 200 + 300, 3),
+        ("{{ c.join([c, c]) }}", 2 * 100 + 2 * 100 + 300, 1),
+        ("{{ c.replace('x', 'yy') }}", 100 + 200 + 200, 1),
+        ("{{ c | replace('x', 'yy') }}", 100 + 200 + 200, 1),
+        ("{{ c | indent(9, true) }}", 109 + 109, 1),
+        ("{{ c.ljust(200) }}", 200 + 200, 1),
+        ("{{ c.expandtabs(9) }}", 9 * 101 + 100, 1),
+        ("{{ l | sum }}", 0, 1 + 3 + 3),
+        ("{{ range(9) | list | length }}", 9 * 32, 3),
+        ("{% for a in l %}{% endfor %}", 0, 3),
+        ("{% macro m() %}{{ c }}{% endmacro %}{{ m() }}", 100 + 100, 2),
+        ("{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}{% endcall %}", 0, 4),
+        ("{% set t %}{{ c }}{{ c }}{% endset %}", 200, 0),
+    ],
+)
+def test_all_that_is_made_is_charged(monkeypatch: Any, source: str, characters: int, steps: int) -> None:
+    """Before it is made, where it can be told, and after: so each of the two is seen here."""
+    monkeypatch.setattr(sandbox, "Account", Counted)
+    names = "{% set c, l = messages[0].content, messages[0].numbers %}"
+    render(names + source, content="x" * 100, numbers=[1, 2, 3])
+    assert Counted.last.charged == [characters, steps]
+
+
+def test_numbers_and_patterns_are_bounded() -> None:
+    with pytest.raises(TemplateError, match="a number that is too large"):
+        render("{% set n = 2 ** 30000 %}{% set n = n * n * n %}")
+    assert render("{{ strftime_now('%Y' * 9999) | length }}") == "2000", "of a pattern of 1000 characters"
+
+
+@pytest.mark.parametrize("name", ["batch", "center", "pprint", "slice", "urlize", "wordwrap", "xmlattr"])
+def test_filters_that_nobody_needs_are_not_there(name: str) -> None:
+    with pytest.raises(TemplateError, match=f"No filter named '{name}'"):
+        render("{{ 'x' | " + name + " }}")
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def concat(self, parts: Iterable[str]) -> str:
         """What a macro, or a block that is captured, has written."""
-        return str(self._account.made("".join(parts)))
+        texts = list(parts)
+        self._account.take(sum(map(len, texts)))
+        return "".join(texts)
 
     def joined(self, *parts: Any) -> str:
         """Jinja's `~`."""

@@ -1,6 +1,7 @@
 """A short storm over a real stack: everything is ended, killed, stopped or emptied in turn, and every stream
 is compared."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 from pillion.ops.chaos import report
 from pillion.ops.chaos.run import Options, run
 from pillion.ops.chaos.schedule import Blow, rolling
-from pillion.ops.chaos.stack import Stack
 from pillion.ops.chaos.words import words
+from pillion.ops.rig import Rig
 
 ROLES = ("gateway", "admission", "scheduler", "executor", "valkey")
 BLOWS = [
@@ -38,12 +39,12 @@ async def test_a_rolling_restart_and_a_storm_lose_and_double_no_token(
         *("--model", str(tiny_model("llama3")), "--threads", "1", "--max-num-batched-tokens", "32"),
         *("--lease-seconds", "1", "--drain-timeout", "0.3"),
     )
-    stack = Stack(tmp_path, settings, tmp_path / "log")
+    stack = Rig(tmp_path, *settings, log=tmp_path / "log")
     try:
         record = await run(Options(streams=8, seed=5, output=240, blows=BLOWS), stack, print)
     finally:
-        code = await stack.end()
-    raw = report.raw(record, stack.lines)
+        code = await asyncio.to_thread(stack.end)
+    raw = report.raw(record, stack.said)
     said = words(raw)
     assert not record.faults and not record.differences, said
     assert code == 0
@@ -65,6 +66,6 @@ async def test_a_rolling_restart_and_a_storm_lose_and_double_no_token(
     assert "lease wait" in raw["by_kind"]["kill scheduler"]["phases_mean"], said
     assert "found out and put back" in raw["by_kind"]["flush valkey"]["phases_mean"], said
     for role in ("gateway", "executor"):
-        lines = [line.text for line in stack.lines if line.role == role]
+        lines = [line.text for line in stack.said if line.role == role]
         assert any("what had not ended within 0.3 s is handed on" in text for text in lines), role
     assert json.loads(json.dumps(raw)) == raw

@@ -8,11 +8,11 @@ import sys
 import openai
 import pytest
 
-from tests.e2e.conftest import RunningStack
+from pillion.ops.rig import Rig
 
 
 @pytest.fixture(scope="module")
-def client(stack: RunningStack) -> openai.OpenAI:
+def client(stack: Rig) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
@@ -48,7 +48,7 @@ def test_streamed_and_whole_answers_agree(client: openai.OpenAI) -> None:
     assert "".join(pieces) == whole.choices[0].text
 
 
-def test_the_curl_that_up_prints_streams_a_chat(stack: RunningStack) -> None:
+def test_the_curl_that_up_prints_streams_a_chat(stack: Rig) -> None:
     assert stack.url
     at = next(n for n, line in enumerate(stack.lines) if line.startswith("curl "))
     command = "\n".join(stack.lines[at : at + 2])
@@ -62,14 +62,14 @@ def test_the_curl_that_up_prints_streams_a_chat(stack: RunningStack) -> None:
     assert "".join(texts).strip()
 
 
-def chat(stack: RunningStack, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def chat(stack: Rig, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pillion.ops", "chat", "--state-dir", str(stack.state), *arguments],
         input=stdin, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
-def test_chat_finds_the_stack_and_tells_the_figures(stack: RunningStack) -> None:
+def test_chat_finds_the_stack_and_tells_the_figures(stack: Rig) -> None:
     assert stack.url
     done = chat(stack, "What is the capital of France?", "--temperature", "0", "--max-tokens", "20")
     assert done.returncode == 0, done.stderr
@@ -78,7 +78,7 @@ def test_chat_finds_the_stack_and_tells_the_figures(stack: RunningStack) -> None
         assert figure in done.stderr
 
 
-def test_a_conversation_remembers_until_it_is_cleared(stack: RunningStack) -> None:
+def test_a_conversation_remembers_until_it_is_cleared(stack: Rig) -> None:
     def prompt_tokens(*said: str) -> list[int]:
         lines = chat(
             stack, "--max-tokens", "4", stdin="\n".join([*said, "/exit", "never asked"])
@@ -94,7 +94,7 @@ def test_a_conversation_remembers_until_it_is_cleared(stack: RunningStack) -> No
     assert second == first
 
 
-def test_chat_with_nobody_says_what_to_do(stack: RunningStack) -> None:
+def test_chat_with_nobody_says_what_to_do(stack: Rig) -> None:
     done = chat(stack, "hi", "--url", "http://127.0.0.1:9")
     assert done.returncode == 1
     assert done.stderr == (
@@ -103,7 +103,7 @@ def test_chat_with_nobody_says_what_to_do(stack: RunningStack) -> None:
     )
 
 
-def test_a_wrong_request_is_told_in_the_servers_words(stack: RunningStack) -> None:
+def test_a_wrong_request_is_told_in_the_servers_words(stack: Rig) -> None:
     assert stack.url
     done = chat(stack, "hi", "--model", "no-such-model")
     assert done.returncode == 1

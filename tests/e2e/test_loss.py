@@ -11,8 +11,9 @@ import aiohttp
 import pytest
 
 from pillion.bus import Connection, Keys
+from pillion.ops.rig import Rig
 from pillion.ops.stack import redis_url, socket_folder
-from tests.e2e.conftest import RunningStack, StartStack
+from tests.e2e.conftest import StartStack
 
 BODIES = [
     {"prompt": "ab" * (8 + number), "max_tokens": 500 + 10 * number, "seed": number, "temperature": 1.0,
@@ -51,7 +52,7 @@ async def progress(readers: list[Reader], tokens: int) -> None:
     assert not any(reader.task.done() for reader in readers), "it was to be in mid-stream"
 
 
-def schedulers(stack: RunningStack) -> list[int]:
+def schedulers(stack: Rig) -> list[int]:
     lines = [re.match(r" *scheduler-\d (\d+) \| .*lease held", line) for line in stack.lines]
     return [int(line[1]) for line in lines if line]
 

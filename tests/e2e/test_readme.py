@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import RunningStack
+from pillion.ops.rig import Rig
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
@@ -41,7 +41,7 @@ def test_the_readme_has_what_it_promises() -> None:
 
 
 @pytest.mark.parametrize(("kind", "text"), ASKING, ids=[text.split()[0] for _, text in ASKING])
-def test_a_block_that_asks_a_stack(kind: str, text: str, stack: RunningStack) -> None:
+def test_a_block_that_asks_a_stack(kind: str, text: str, stack: Rig) -> None:
     port = stack.url.rpartition(":")[2]
     environ = plain_environ(PILLION_STATE_DIR=str(stack.state), PILLION_PORT=port)
     said = run(kind, text.replace(":8000", f":{port}"), environ)
@@ -52,7 +52,7 @@ def test_a_block_that_asks_a_stack(kind: str, text: str, stack: RunningStack) ->
 
 def test_ops_up_serves(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    stack = RunningStack(state, command=[str(ROOT / "ops/up")])
+    stack = Rig(state, command=[str(ROOT / "ops/up")])
     assert stack.ready
     assert stack.end() == 0
     shutil.rmtree(state)

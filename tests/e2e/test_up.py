@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from pillion.ops import web
-from tests.e2e.conftest import ROLES, RunningStack, StartStack
+from pillion.ops.rig import ROLES, Rig
+from tests.e2e.conftest import StartStack
 
 
 def complete(url: str, tokens: int = 4) -> int:
@@ -32,7 +33,7 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
     return True
 
 
-def test_it_says_what_stands(stack: RunningStack) -> None:
+def test_it_says_what_stands(stack: Rig) -> None:
     assert stack.url
     said = "\n".join(stack.lines)
     assert "Pillion serves demo, ready after" in said
@@ -46,7 +47,7 @@ def test_it_says_what_stands(stack: RunningStack) -> None:
     assert {role for role in ROLES if f"{role:>9} {stack.pids()[role]} | " in said} >= {"executor", "gateway"}
 
 
-def test_a_second_of_the_same_name_is_refused(stack: RunningStack) -> None:
+def test_a_second_of_the_same_name_is_refused(stack: Rig) -> None:
     assert stack.url
     done = subprocess.run(
         [sys.executable, "-m", "pillion.ops", "up", "--state-dir", str(stack.state)],
@@ -136,7 +137,7 @@ def test_children_die_with_a_killed_parent_and_the_stack_can_start_again(start_s
     assert len(pids) == len(ROLES)
     first.end(signal.SIGKILL)
     assert all(gone(pid) for pid in pids.values())
-    again = RunningStack(first.state, "--model", "./none.gguf")  # as far as the lock and the model
+    again = Rig(first.state, "--model", "./none.gguf")  # as far as the lock and the model
     assert again.wait_line("no model at none.gguf", 20)
     assert again.ended() == 1
 
@@ -152,7 +153,7 @@ def test_a_wrong_setting_of_a_child_ends_the_stack_and_is_the_last_line(
     assert not [line for line in stack.lines if re.search("starting executor again|parse_address", line)]
 
 
-def test_two_stacks_run_side_by_side(stack: RunningStack, start_stack: StartStack) -> None:
+def test_two_stacks_run_side_by_side(stack: Rig, start_stack: StartStack) -> None:
     other = start_stack("--stack", "other", "--served-model-name", "tiny")
     assert other.url != stack.url
     names = [web.get(f"{url}/v1/models")[1]["data"][0]["id"] for url in (stack.url, other.url)]
@@ -167,7 +168,7 @@ def test_a_busy_port_is_said_before_the_model_is_read(tmp_path: Path) -> None:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         begin = time.monotonic()
-        stack = RunningStack(tmp_path, "--port", str(busy.getsockname()[1]))
+        stack = Rig(tmp_path, "--port", str(busy.getsockname()[1]))
         stack.wait_line("is in use; end what uses it", 10)
         assert stack.ended() == 1
         assert time.monotonic() - begin < 3
@@ -176,7 +177,7 @@ def test_a_busy_port_is_said_before_the_model_is_read(tmp_path: Path) -> None:
 
 def test_a_model_that_the_executor_cannot_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "hidden_size": 8}')
-    stack = RunningStack(tmp_path / "state", "--model", str(tmp_path))
+    stack = Rig(tmp_path / "state", "--model", str(tmp_path))
     assert stack.ended() == 1
     assert stack.lines == [
         f"pillion: {tmp_path}/config.json: architecture BertModel is not supported; supported are "
@@ -208,7 +209,7 @@ def test_another_host_without_a_key_warns(start_stack: StartStack) -> None:
 
 
 @pytest.mark.parametrize("role", ["gateway", "admission", "scheduler", "executor"])
-def test_health_of_each_service(stack: RunningStack, role: str) -> None:
+def test_health_of_each_service(stack: Rig, role: str) -> None:
     assert stack.url
     command = [
         sys.executable,

@@ -11,10 +11,10 @@ from pillion.ops.chaos.compare import Answer, Choice, compare
 from pillion.ops.chaos.report import Record, Struck
 from pillion.ops.chaos.run import judge
 from pillion.ops.chaos.schedule import Blow
-from pillion.ops.chaos.stack import Line
 from pillion.ops.chaos.streams import Stream, take
 from pillion.ops.chaos.words import table, words
 from pillion.ops.chaos.workload import Sizes, Work, requests
+from pillion.ops.rig import Line
 
 SIZES = Sizes(vocab_size=32000, max_model_len=4096)
 

@@ -32,8 +32,8 @@ def test_who_died() -> None:
 
 
 def test_a_death_is_trouble(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    with Rig(tmp_path, ("--model", str(tiny_model("smollm2")), "--threads", "1")) as rig:
-        rig.wait()
+    with Rig(tmp_path, "--model", str(tiny_model("smollm2")), "--threads", "1") as rig:
+        assert rig.url
         before = rig.pids()
         assert set(before) == {"valkey", "executor", "scheduler", "admission", "gateway"}
         assert set(rig.metrics) == {"executor", "scheduler", "admission", "gateway"}
@@ -47,7 +47,7 @@ def test_a_death_is_trouble(tiny_model: Callable[..., Path], tmp_path: Path) -> 
 
 def test_a_stack_that_cannot_start_says_why(tmp_path: Path) -> None:
     with (
-        Rig(tmp_path, ("--model", str(tmp_path / "nowhere"))) as rig,
+        Rig(tmp_path, "--model", str(tmp_path / "nowhere")) as rig,
         pytest.raises(RigError, match="nowhere"),
     ):
-        rig.wait()
+        assert rig.url

@@ -50,8 +50,8 @@ def test_a_short_soak_leaves_nothing_behind(tiny_model: Callable[..., Path], tmp
 
 
 def test_what_is_left_behind_is_seen(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
-    with Rig(tmp_path, ("--model", str(tiny_model("smollm2")), *FLAGS)) as rig:
-        rig.wait()
+    with Rig(tmp_path, "--model", str(tiny_model("smollm2")), *FLAGS) as rig:
+        assert rig.url
         url = rig.config.stack.redis
         assert url is not None
         probe = Probe(rig.pids(), rig.metrics, url)

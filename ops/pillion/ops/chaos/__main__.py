@@ -10,8 +10,8 @@ import click
 
 from pillion.ops.chaos import report, schedule
 from pillion.ops.chaos.run import Options, run
-from pillion.ops.chaos.stack import Broken, Stack
 from pillion.ops.chaos.words import words
+from pillion.ops.rig import Rig, RigError
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "max_content_width": 110})
@@ -47,27 +47,27 @@ def main(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--blows") from None
     with tempfile.TemporaryDirectory(prefix="pillion-chaos-") as state:
-        stack = Stack(Path(state), up, output.with_suffix(".log") if output else None)
-        raw = asyncio.run(_main(Options(streams, seed, output_tokens, storm), stack))
+        rig = Rig(Path(state), *up, log=output.with_suffix(".log") if output else None)
+        raw = asyncio.run(_main(Options(streams, seed, output_tokens, storm), rig))
     if output is not None:
         output.write_text(json.dumps(raw, indent=1) + "\n")
     click.echo(words(raw))
     raise SystemExit(int(bool(raw["differences"] or raw["faults"])))
 
 
-async def _main(options: Options, stack: Stack) -> dict[str, Any]:
+async def _main(options: Options, rig: Rig) -> dict[str, Any]:
     """The raw result."""
     try:
-        record = await run(options, stack, lambda text: click.echo(text, err=True))
-    except Broken as broken:
+        record = await run(options, rig, lambda text: click.echo(text, err=True))
+    except RigError as broken:
         raise click.ClickException(str(broken)) from None
     finally:
-        code = await stack.end()
+        code = await asyncio.to_thread(rig.end)
     if any(blow.kind != "term" for blow in options.blows):
         record.faults += report.missed(record)
     if code != 0:
         record.faults.append(f"`pillion up` ended with {code}, not 0")
-    return report.raw(record, stack.lines)
+    return report.raw(record, rig.said)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,19 @@
 """The stack's Redis, seen and struck from outside."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from pillion.bus import UNREACHABLE, Connection, Keys
 from pillion.bus.loss import generation
-from pillion.config import load
+from pillion.config import Stack
 from pillion.contracts.entries import Facts, Heartbeat, decode
-from pillion.ops import stack as files
 
 
 class Data:
     """Owns a connection; close it."""
 
-    def __init__(self, state: Path) -> None:
-        """`state`: the state folder of a stack that runs."""
-        settings = next(state.glob("*/stack.toml"))
-        config = load(environ={}, file=files.settings_file(settings.parent)).config
-        self._connection = Connection(config.stack.redis or "", "chaos")
-        self._keys = Keys(config.stack.stack)
+    def __init__(self, stack: Stack) -> None:
+        self._connection = Connection(stack.redis or "", "chaos")
+        self._keys = Keys(stack.stack)
 
     async def facts(self) -> Facts:
         """What the model can take, from a replica's heartbeat. Raises RedisError."""

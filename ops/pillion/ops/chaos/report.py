@@ -9,8 +9,8 @@ from math import inf
 from typing import Any
 
 from pillion.ops.chaos.schedule import Blow
-from pillion.ops.chaos.stack import Line
 from pillion.ops.chaos.streams import Stream
+from pillion.ops.rig import Line
 
 ON_ITS_WAY = 0.5  # seconds after a blow in which tokens of before it may still come
 

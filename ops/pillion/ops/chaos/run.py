@@ -4,23 +4,26 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 
 import aiohttp
 
+from pillion.ops import web
 from pillion.ops.chaos.compare import Answer, compare
 from pillion.ops.chaos.data import Data
 from pillion.ops.chaos.report import Record, Struck
 from pillion.ops.chaos.schedule import Blow
-from pillion.ops.chaos.stack import Broken, Stack
 from pillion.ops.chaos.streams import Stream, play
 from pillion.ops.chaos.victims import processes, strike
 from pillion.ops.chaos.workload import Sizes, Work, requests
+from pillion.ops.rig import Rig, RigError
 
 RECOVERY_SECONDS = 120.0  # from a blow to a stack that is ready and brings tokens
 END_SECONDS = 300.0  # for what still runs after the last blow
 _LOOK = 0.05
+_SEQUENCES = re.compile(r'^pillion_sequences\{state="(\w+)"\} (\S+)', re.MULTILINE)
 
 Say = Callable[[str], None]
 
@@ -33,38 +36,36 @@ class Options:
     blows: Sequence[Blow]
 
 
-async def run(options: Options, stack: Stack, say: Say) -> Record:
-    """Raises Broken where the stack does not start. What goes wrong later is in the record."""
+async def run(options: Options, rig: Rig, say: Say) -> Record:
+    """Raises RigError where the stack does not start. What goes wrong later is in the record."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        await stack.start()
-        data = Data(stack.state)
+        await asyncio.to_thread(lambda: rig.url)
+        data = Data(rig.config.stack)
         try:
-            return await _run(options, stack, session, data, say)
+            return await _run(options, rig, session, data, say)
         finally:
             await data.close()
 
 
-async def _run(
-    options: Options, stack: Stack, session: aiohttp.ClientSession, data: Data, say: Say
-) -> Record:
+async def _run(options: Options, rig: Rig, session: aiohttp.ClientSession, data: Data, say: Say) -> Record:
     facts = await data.facts()
     works = requests(
         options.seed, options.streams, Sizes(facts.vocab_size, facts.max_model_len, options.output)
     )
-    say(f"{stack.url}: {len(works)} requests, undisturbed first")
+    say(f"{rig.url}: {len(works)} requests, undisturbed first")
     quiet = [Stream(work, "quiet") for work in works]
-    await asyncio.gather(*(play(session, stack.url, stream) for stream in quiet))
+    await asyncio.gather(*(play(session, rig.url, stream) for stream in quiet))
     if failed := next((stream for stream in quiet if stream.error), None):
-        raise Broken(f"the undisturbed run failed: {failed.error}\n{stack.tail()}")
+        raise RigError(f"the undisturbed run failed: {failed.error}\n{rig.tail()}")
     expected = [stream.answer for stream in quiet]
     say(f"{sum(answer.tokens for answer in expected)} tokens; now {len(options.blows)} blows")
     record = Record(
         {"streams": options.streams, "seed": options.seed, "output": options.output,
-         "blows": len(options.blows), "replicas": len(processes(stack, "scheduler"))}, time.monotonic(),
+         "blows": len(options.blows), "replicas": len(processes(rig, "scheduler"))}, time.monotonic(),
     )  # fmt: skip
-    await _Storm(options, stack, session, data, works, record, say).rage()
+    await _Storm(options, rig, session, data, works, record, say).rage()
     judge(record, expected)
     return record
 
@@ -87,18 +88,18 @@ class _Storm:
     """The clients and the blows, side by side."""
 
     def __init__(
-        self, options: Options, stack: Stack, session: aiohttp.ClientSession, data: Data,
+        self, options: Options, rig: Rig, session: aiohttp.ClientSession, data: Data,
         works: Sequence[Work], record: Record, say: Say,
     ) -> None:  # fmt: skip
         self._options = options
-        self._stack = stack
+        self._rig = rig
         self._session = session
         self._data = data
         self._works = works
         self._record = record
         self._say = say
         self._over = False  # the last blow has fallen: nobody asks anew
-        self._counts = {role: len(pids) for role, pids in stack.pids().items()}
+        self._counts = {role: len(pids) for role, pids in rig.processes().items()}
 
     async def rage(self) -> None:
         clients = [asyncio.create_task(self._client(work)) for work in self._works]
@@ -106,7 +107,7 @@ class _Storm:
             for number, blow in enumerate(self._options.blows):
                 await self._strike(number, blow)
             await self._recovered()
-        except Broken as broken:
+        except RigError as broken:
             self._record.faults.append(str(broken))
         self._over = True
         _, late = await asyncio.wait(clients, timeout=END_SECONDS if not self._record.faults else 10.0)
@@ -120,7 +121,7 @@ class _Storm:
         while not self._over:
             stream = Stream(work, f"turn {turn}")
             self._record.streams.append(stream)
-            await play(self._session, self._stack.url, stream)
+            await play(self._session, self._rig.url, stream)
             if stream.error:
                 return
             turn += 1
@@ -130,14 +131,14 @@ class _Storm:
             await self._recovered()
         await asyncio.sleep(blow.after)
         counts = {
-            scheduler.replica: await self._stack.scheduled(self._session, [scheduler.pid])
-            for scheduler in processes(self._stack, "scheduler")
+            scheduler.replica: await asyncio.to_thread(self._scheduled, scheduler.pid)
+            for scheduler in processes(self._rig, "scheduler")
         }
         running = {s.request: s for s in self._record.streams if s.request and s.running(time.monotonic())}
         holders = await self._data.holders(running)
         if blow.kind == "flush":
             await self._answered()
-        struck = await strike(self._stack, self._data, blow)
+        struck = await strike(self._rig, self._data, blow)
         if struck.replica:  # it held those, and no others
             counts = {name: count for name, count in counts.items() if name == struck.replica}
             struck.requests = frozenset(name for name, who in holders.items() if who == struck.replica)
@@ -153,30 +154,39 @@ class _Storm:
             f" {struck.decoding} in decode"
         )
 
+    def _scheduled(self, pid: int) -> dict[str, int]:
+        """Sequences by state, as the metrics of this scheduler have them now."""
+        counts = {"waiting": 0, "prefilling": 0, "decoding": 0}
+        with suppress(KeyError, web.Unreachable):  # it is just starting, or has just died
+            _, text = web.get(self._rig.scrapes[pid], timeout=1.0)
+            for state, count in _SEQUENCES.findall(text):
+                counts[state] = counts.get(state, 0) + int(float(count))
+        return counts
+
     async def _answered(self) -> None:
         """Waits until streams run and a gateway has each that has brought something: one that is on its way
-        back to a gateway stands in Redis alone. Raises Broken."""
+        back to a gateway stands in Redis alone. Raises RigError."""
         end = time.monotonic() + RECOVERY_SECONDS
         while True:
             begun = [stream for stream in self._record.streams if stream.identity and stream.ended is None]
             if begun and all(stream.connected for stream in begun):
                 return
             if time.monotonic() > end:
-                raise Broken(f"a stream is at no gateway after {RECOVERY_SECONDS:g} s:\n{self._stack.tail()}")
+                raise RigError(f"a stream is at no gateway after {RECOVERY_SECONDS:g} s:\n{self._rig.tail()}")
             await asyncio.sleep(_LOOK)
 
     async def _recovered(self) -> None:
         """Waits until every role has a process, the gateway is ready, and tokens have come since. Raises
-        Broken where that takes too long."""
+        RigError where that takes too long."""
         end = time.monotonic() + RECOVERY_SECONDS
         while not await self._whole():
             if time.monotonic() > end:
-                raise Broken(f"not whole again after {RECOVERY_SECONDS:g} s:\n{self._stack.tail()}")
+                raise RigError(f"not whole again after {RECOVERY_SECONDS:g} s:\n{self._rig.tail()}")
             await asyncio.sleep(_LOOK)
         whole = time.monotonic()
         while not any(stream.times and stream.times[-1] > whole for stream in self._record.streams[-512:]):
             if time.monotonic() > end:
-                raise Broken(f"no token after {RECOVERY_SECONDS:g} s:\n{self._stack.tail()}")
+                raise RigError(f"no token after {RECOVERY_SECONDS:g} s:\n{self._rig.tail()}")
             await asyncio.sleep(_LOOK)
         for struck in self._record.struck:
             if struck.back is None:
@@ -186,11 +196,11 @@ class _Storm:
     async def _whole(self) -> bool:
         """Whether all processes are there, who was struck has been followed by another one, and what was lost
         is put back."""
-        pids = self._stack.pids()
+        pids = self._rig.processes()
         if any(len(pids.get(role, ())) < count for role, count in self._counts.items()):
             return False
         open_ = [struck for struck in self._record.struck if struck.back is None]
-        if not all(map(self._followed, open_)) or not await self._stack.ready(self._session):
+        if not all(map(self._followed, open_)) or not await asyncio.to_thread(lambda: self._rig.ready):
             return False
         if not any(struck.blow.kind == "flush" for struck in open_):
             return True
@@ -200,23 +210,23 @@ class _Storm:
     def _followed(self, struck: Struck) -> bool:
         if struck.blow.kind not in ("kill", "term"):
             return True
-        if struck.pid in self._stack.pids().get(struck.blow.role, ()):
+        if struck.pid in self._rig.processes().get(struck.blow.role, ()):
             return False
         return struck.blow.role not in ("scheduler", "executor") or any(
             line.role == struck.named("scheduler") and "executor attached" in line.text
-            for line in takewhile(lambda line: line.at > struck.at, reversed(self._stack.lines))
+            for line in takewhile(lambda line: line.at > struck.at, reversed(self._rig.said))
         )
 
     def _settle(self, struck: Struck) -> None:
         """Looks who came after a process that died, and how it ended."""
         role, pid = struck.blow.role, struck.pid
-        others = (process for process in processes(self._stack, role) if process.replica == struck.replica)
+        others = (process for process in processes(self._rig, role) if process.replica == struck.replica)
         struck.new_pid = max((process.pid for process in others if process.pid != pid), default=None)
         if struck.blow.kind not in ("kill", "term"):
             return
         if struck.new_pid is None:
             self._record.faults.append(f"nobody came after {struck.name} {pid}")
-        for line in self._stack.lines:
+        for line in self._rig.said:
             if line.role == "up" and (
                 ended := re.search(rf"{struck.name} {pid} ended: exit code (\d+)", line.text)
             ):

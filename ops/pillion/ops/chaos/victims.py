@@ -12,7 +12,7 @@ import psutil
 from pillion.ops.chaos.data import Data
 from pillion.ops.chaos.report import Struck
 from pillion.ops.chaos.schedule import Blow
-from pillion.ops.chaos.stack import Broken, Stack
+from pillion.ops.rig import Rig, RigError
 
 DEATH_SECONDS = 90.0  # that a process may take to be gone; a drain takes its grace period
 _LOOK = 0.01
@@ -24,10 +24,12 @@ class Process:
     pid: int
 
 
-def processes(stack: Stack, role: str) -> list[Process]:
-    """Those of the role, by replica. Raises Broken."""
+def processes(rig: Rig, role: str) -> list[Process]:
+    """Those of the role, by replica. Raises RigError."""
     found = [
-        Process(replica, pid) for pid in stack.pids().get(role, ()) if (replica := _replica(pid)) is not None
+        Process(replica, pid)
+        for pid in rig.processes().get(role, ())
+        if (replica := _replica(pid)) is not None
     ]
     return sorted(found, key=lambda process: (process.replica, process.pid))
 
@@ -41,9 +43,9 @@ def _replica(pid: int) -> str | None:
     return command[command.index("--replica") + 1] if "--replica" in command else ""
 
 
-async def strike(stack: Stack, data: Data, blow: Blow) -> Struck:
-    """Returns when the process is gone, was stopped and runs again, or the data are gone. Raises Broken."""
-    process = await _find(stack, data, blow)
+async def strike(rig: Rig, data: Data, blow: Blow) -> Struck:
+    """Returns when the process is gone, was stopped and runs again, or the data are gone. Raises RigError."""
+    process = await _find(rig, data, blow)
     pid = process.pid
     struck = Struck(blow, pid, at=time.monotonic(), replica=process.replica)
     match blow.kind:
@@ -61,11 +63,11 @@ async def strike(stack: Stack, data: Data, blow: Blow) -> Struck:
     return struck
 
 
-async def _find(stack: Stack, data: Data, blow: Blow) -> Process:
+async def _find(rig: Rig, data: Data, blow: Blow) -> Process:
     end = time.monotonic() + 30.0
-    while not (found := processes(stack, blow.role)) or (blow.kind == "flush" and not await data.there()):
+    while not (found := processes(rig, blow.role)) or (blow.kind == "flush" and not await data.there()):
         if time.monotonic() > end:
-            raise Broken(f"no {blow.role} runs:\n{stack.tail()}")
+            raise RigError(f"no {blow.role} runs:\n{rig.tail()}")
         await asyncio.sleep(_LOOK)
     return found[int(blow.which * len(found))]
 

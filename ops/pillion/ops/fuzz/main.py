@@ -75,12 +75,12 @@ def main(
     chosen = [part for part in PARTS if not parts or part in parts]
     share = sum(_SHARES[part] for part in chosen)
     given = ("--model", model, *_FLAGS, *flags)
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, Rig(Path(folder, "stack"), given) as rig:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, Rig(Path(folder, "stack"), *given) as rig:
         try:
-            rig.wait()
+            rig.wait_line("ready after")
+            before = rig.pids()
         except RigError as error:
             raise click.ClickException(str(error)) from None
-        before = rig.pids()
         target = Target(rig, Path(folder), given, seed)
         found = []
         for part in chosen:
@@ -99,10 +99,12 @@ def main(
 
 def _health(rig: Rig, before: Mapping[str, int], findings: Findings) -> None:
     """What a part must leave behind: the same processes, ready."""
-    for death in died(before, rig.pids()):
-        findings.blame(death)
     try:
+        for death in died(before, rig.pids()):
+            findings.blame(death)
         status, body = web.get(f"{rig.url}/health/live", timeout=10.0)
+    except RigError as error:
+        findings.blame(str(error))
     except web.Unreachable as error:
         findings.blame(f"the gateway does not answer: {error}")
     else:

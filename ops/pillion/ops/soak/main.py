@@ -139,14 +139,14 @@ def main(
         before, after = asyncio.run(soak.run(seconds))
         _end(soak, judge(before, soak.along, after), [], seconds, seed, output)
     flags = ("--model", model, *_FLAGS, *flags)
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder, Rig(Path(folder), flags) as rig:
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder, Rig(Path(folder), *flags) as rig:
         try:
-            rig.wait()
+            url = rig.url
         except RigError as error:
             raise click.ClickException(str(error)) from None
         pids_before = rig.pids()
         probe = Probe(pids_before, rig.metrics, rig.config.stack.redis)
-        soak = Soak(rig.url, probe, seed, clients)
+        soak = Soak(url, probe, seed, clients)
         before, after = asyncio.run(soak.run(seconds))
         trouble = died(pids_before, rig.pids()) + rig.trouble()
         probe.close()

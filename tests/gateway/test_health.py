@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from pillion.contracts.entries import Facts, Heartbeat
-from pillion.gateway.health import FRESH, STALLED, Replicas
+from pillion.gateway import health
+from pillion.gateway.health import FORGOTTEN, FRESH, STALLED, Replicas
 
 
 def facts(model: str = "demo", length: int = 1000) -> Facts:
@@ -53,6 +54,35 @@ def test_models_are_the_union_and_outlive_their_executor() -> None:
     replicas.heard(beat("2", facts=facts("other")), 0)
     replicas.heard(beat("1", state="unready", facts=None), 1)
     assert {name: f.max_model_len for name, f in replicas.models().items()} == {"demo": 900, "other": 1000}
+
+
+def test_who_is_gone_is_forgotten_once_others_have_spoken_for_long() -> None:
+    replicas = Replicas()
+    gone, lives = beat("gone", facts=facts("other")), beat("lives")
+    replicas.heard(gone, 0.0)
+    for now in (0.0, FORGOTTEN):
+        replicas.heard(lives, now)
+        assert [one["replica"] for one in replicas.describe(now)] == ["gone", "lives"]
+    assert replicas.verdict("other", FORGOTTEN).reason == "silent"
+    replicas.heard(lives, FORGOTTEN + 1)
+    assert [one["replica"] for one in replicas.describe(FORGOTTEN + 1)] == ["lives"]
+    assert set(replicas.models()) == {"demo"}
+
+
+def test_of_too_many_the_longest_silent_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MOST", 3)
+    replicas = Replicas()
+    for now, name in enumerate("abcad"):
+        replicas.heard(beat(name), float(now))
+    assert [one["replica"] for one in replicas.describe(5.0)] == ["a", "c", "d"]
+
+
+def test_what_a_replica_said_before_is_given() -> None:
+    replicas = Replicas()
+    first, second = beat(epoch=2, generation="x"), beat(epoch=2, generation="y")
+    assert [replicas.heard(each, 0.0) for each in (first, second)] == [None, first]
+    assert replicas.heard(beat(epoch=1), 0.0) is None
+    assert replicas.heard(first, 0.0) == second
 
 
 async def test_readiness_over_http(start: Any, until: Any) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from pillion import clock
 from pillion.bus import Connection, Keys
-from pillion.contracts.entries import Request, Sampling, StepOutput, decode
+from pillion.contracts.entries import Cancel, Request, Sampling, StepOutput, decode
+from pillion.gateway import outbox as module
 from pillion.gateway.heads import Heads, Once, Standing, StreamHead
 from pillion.gateway.outbox import Outbox
 from pillion.gateway.protocol.errors import ApiError
@@ -134,3 +135,25 @@ async def test_a_later_life_waits_for_room_like_everyone(redis: Connection, outb
         assert (error.value.status, error.value.code) == (429, "queue_full")
     assert await parked(redis, 0) == standing, "and stays parked"
     assert await Heads(redis, KEYS).find("u") is None
+
+
+async def test_while_redis_is_away_the_oldest_words_give_way_and_nobody_fails(
+    redis: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "WAITING", 8)
+    outbox = Outbox(redis, KEYS, "g", bound=3)
+    await outbox.submit(request("r"), head(request("r")), "c", ONCE)
+    for number in range(5):
+        outbox.park(f"early{number}", 0, "the client is gone")
+    for number in range(7):
+        outbox.cancel(f"late{number}", None, "the client is gone")
+    outbox.forget(request("r"), "c", ONCE)
+    await outbox.flush()
+    rows = await redis.call("XRANGE", KEYS.cancel, "-", "+")
+    assert [decode(row[1][1], Cancel).request for row in rows] == [f"late{number}" for number in range(7)]
+    assert await redis.call("EXISTS", KEYS.stream("r"), KEYS.once("t", ONCE.name)) == 0
+    assert "5 cancels found no room while Redis was away" in caplog.text
+    caplog.clear()
+    outbox.cancel("more", None, "the client is gone")
+    await outbox.flush()
+    assert not caplog.records

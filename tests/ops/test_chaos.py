@@ -1,8 +1,12 @@
 """The pure parts of `ops/chaos`: its requests, its schedule, its judgement, its figures and its words."""
 
+import json
 from dataclasses import asdict
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from click.testing import CliRunner
 
 from pillion.ops.chaos import report, schedule
@@ -11,7 +15,7 @@ from pillion.ops.chaos.compare import Answer, Choice, compare
 from pillion.ops.chaos.report import Record, Struck
 from pillion.ops.chaos.run import judge
 from pillion.ops.chaos.schedule import Blow
-from pillion.ops.chaos.streams import Stream, take
+from pillion.ops.chaos.streams import Stream, play, take
 from pillion.ops.chaos.words import table, words
 from pillion.ops.chaos.workload import Sizes, Work, requests
 from pillion.ops.rig import Line
@@ -120,6 +124,47 @@ def test_events_are_added_by_choice() -> None:
         1: {"tokens": [9], "text": "b", "finish": "stop"},
     }
     assert made.times == [1.0, 1.0, 2.0] and made.answer.usage == {"completion_tokens": 3}
+
+
+def piece(number: int, finish: str | None = None) -> bytes:
+    choice = {"index": 0, "text": "x", "token_ids": [number], "finish_reason": finish}
+    return b"id: %d\ndata: %s\n\n" % (number, json.dumps({"id": "cmpl-1", "choices": [choice]}).encode())
+
+
+def failure(status: int, code: str) -> web.Response:
+    return web.json_response({"error": {"message": "m", "code": code}}, status=status)
+
+
+@pytest.mark.parametrize(
+    ("code", "final"), [("stream_moved", False), ("idempotency_key_in_use", False), ("other", True)]
+)
+async def test_a_client_tries_again_where_its_own_attempts_met(code: str, final: bool) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    async def serve(http: web.Request) -> web.StreamResponse:
+        asked.append((http.method, http.headers.get("Last-Event-ID")))
+        if len(asked) in (1, 3):
+            return failure(409, code)
+        response = web.StreamResponse()
+        await response.prepare(http)
+        if len(asked) == 2:
+            moved = json.dumps({"error": {"message": "m", "code": "stream_moved"}}).encode()
+            await response.write(piece(1) + b"data: " + moved + b"\n\ndata: [DONE]\n\n")
+        else:
+            await response.write(piece(2, "stop") + b"data: [DONE]\n\n")
+        return response
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", serve)
+    made = Stream(Work(0, "/v1/completions", {}), "s")
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        await play(session, str(server.make_url("")).rstrip("/"), made)
+    if final:
+        assert made.error is not None and made.error.startswith("HTTP 409") and len(asked) == 1
+        return
+    assert made.error is None
+    assert asked == [("POST", None), ("POST", None), ("GET", "1"), ("GET", "1")]
+    assert (made.refused, made.connections, made.answer.choices[0].tokens) == (2, 2, [1, 2])
 
 
 def test_a_pause_is_the_gap_that_the_blow_began() -> None:

@@ -6,6 +6,8 @@ from pillion.contracts.entries import Facts, Heartbeat
 
 FRESH = 3.5  # seconds; a replica speaks at least once a second
 STALLED = 5.0  # seconds that a step may be overdue
+FORGOTTEN = 600.0  # seconds of silence after which a replica is known no more
+MOST = 1024  # replicas; one more, and the one that has been silent the longest is known no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +30,22 @@ class _Seen:
 
 
 class Replicas:
-    """The last heartbeat of each replica."""
+    """The last heartbeat of each replica, while others speak; of those that are gone, not for ever."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Seen] = {}  # who spoke last comes last
 
-    def heard(self, beat: Heartbeat, now: float) -> None:
-        """A beat of a former holder of the replica's lease is dropped."""
+    def heard(self, beat: Heartbeat, now: float) -> Heartbeat | None:
+        """Gives the replica's beat before this one. A beat of a former holder of its lease is dropped."""
         known = self._seen.get(beat.replica)
         if known is not None and beat.epoch < known.beat.epoch:
-            return
+            return None
         facts = beat.facts or (known.facts if known else None)
+        self._seen.pop(beat.replica, None)
         self._seen[beat.replica] = _Seen(beat, now, facts)
+        while len(self._seen) > MOST or now - next(iter(self._seen.values())).at > FORGOTTEN:
+            self._seen.pop(next(iter(self._seen)))
+        return known.beat if known else None
 
     def models(self) -> dict[str, Facts]:
         """Facts by served name, of the replica with the longest context where there are several."""

@@ -1,9 +1,11 @@
 """What the gateway writes: submits, cancels, and that it lives."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,25 +18,33 @@ from pillion.contracts.entries import Cancel, Refusal, Request, StepOutput, enco
 from pillion.gateway.heads import Once, Standing, StreamHead
 from pillion.gateway.protocol.errors import MOVED, ApiError, bus_gone, moved
 
+log = logging.getLogger(__name__)
+
 SUBMIT_PATIENCE = 5.0  # seconds that a submit waits for Redis
 CANCELS_KEPT = 10_000  # entries of the cancel stream
 TOMBSTONE = 3600  # seconds, at least
 PRESENCE = 10.0  # seconds after which a gateway that says nothing is gone
 OUT_KEPT = 3600  # seconds that a gone gateway's stream is kept
 BATCH = 64
+WAITING = 1 << 14  # words that wait for Redis; then the oldest gives way
 RECENT = 1024  # cancels, of the last RECENT_SECONDS, that are sent again when Redis has lost data
 RECENT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Forget:
-    request: Request
-    claim: str
-    once: Once | None
+    """The script's keys and arguments: a request may be large."""
+
+    keys: list[str]
+    args: list[str]
 
 
 class Outbox:
-    """An actor for cancels; submits go out in the caller's own task."""
+    """An actor for cancels; submits go out in the caller's own task.
+
+    What is to be said while Redis is away waits, up to a bound. The oldest word then gives way, since what it
+    is about is the likeliest to be over: at worst a request runs to its own end, or to its deadline, unread.
+    """
 
     def __init__(
         self,
@@ -55,7 +65,8 @@ class Outbox:
         self._bound = bound
         self._retention = retention
         self._tombstone = int(max(TOMBSTONE, retention))
-        self._words: Mailbox[Cancel | _Forget] = Mailbox(1, control_capacity=1 << 16)
+        self._words: Mailbox[Cancel | _Forget] = Mailbox(1, control_capacity=WAITING)
+        self._dropped = 0  # words since Redis was there last
         self._sent: deque[tuple[float, Cancel]] = deque(maxlen=RECENT)
         self._alive = keys.lease(f"gateway:{gateway}")
 
@@ -119,22 +130,31 @@ class Outbox:
 
     def cancel(self, request: str, choice: int | None, reason: str, traceparent: str = "") -> None:
         """Ends a request, or one choice of it, as soon as Redis can be told. Does not wait."""
-        self._words.put_control(Cancel(request, choice, reason, traceparent))
+        self._put(Cancel(request, choice, reason, traceparent))
 
     def park(self, request: str, life: int, reason: str, traceparent: str = "") -> None:
         """Ends a life of a request, such that another can follow, as soon as Redis can be told."""
-        self._words.put_control(Cancel(request, None, reason, traceparent, park=True, life=life))
+        self._put(Cancel(request, None, reason, traceparent, park=True, life=life))
 
     def cancel_again(self) -> None:
         """After a loss: what was sent lately may not have been read."""
         after = clock.monotonic() - RECENT_SECONDS
         words, self._sent = [word for at, word in self._sent if at > after], deque(maxlen=RECENT)
         for word in words:
-            self._words.put_control(word)
+            self._put(word)
 
     def forget(self, request: Request, claim: str, once: Once | None) -> None:
         """Takes back what names a request that brought nothing, as soon as Redis can be told."""
-        self._words.put_control(_Forget(request, claim, once))
+        keys = [self._keys.stream(request.id)]
+        if once is not None:
+            keys.append(self._keys.once(request.tenant, once.name))
+        self._put(_Forget(keys, [claim, request.id]))
+
+    def _put(self, word: Cancel | _Forget) -> None:
+        if len(self._words) >= WAITING:
+            self._words.take()
+            self._dropped += 1
+        self._words.put_control(word)
 
     async def run(self) -> None:
         """An actor. Ends only by cancellation."""
@@ -165,14 +185,13 @@ class Outbox:
             await retrying("cancel", lambda: self._connection.pipeline(*commands))
         for word in words:
             if isinstance(word, _Forget):
-                await self._forget(word)
-
-    async def _forget(self, word: _Forget) -> None:
-        request = word.request
-        keys = [self._keys.stream(request.id)]
-        if word.once is not None:
-            keys.append(self._keys.once(request.tenant, word.once.name))
-        await retrying("forget", lambda: FORGET(self._connection, keys, [word.claim, request.id]))
+                await retrying("forget", partial(FORGET, self._connection, word.keys, word.args))
+        if self._dropped:
+            log.warning(
+                "%d cancels found no room while Redis was away: those requests end by themselves",
+                self._dropped,
+            )
+            self._dropped = 0
 
     async def _added(self, attempt: Callable[[], Awaitable[Any]]) -> Sequence[Any]:
         try:

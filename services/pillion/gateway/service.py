@@ -49,7 +49,6 @@ class Gateway:
         self.listens = asyncio.Event()
         self.watch = Watch(self.state.connections["watch"], self.state.names, self._data)
         self._generation = ""  # of Redis' data
-        self._restored: dict[str, str] = {}  # the generation that each replica has told of
 
     async def model(self) -> None:
         """Loads what the gateway needs of the model; requests get a 503 until then. Raises Stop."""
@@ -110,15 +109,10 @@ class Gateway:
                 except (UnknownSchema, msgspec.DecodeError) as error:
                     log.error("a heartbeat cannot be read: %s", error)
                 else:
-                    self.state.replicas.heard(beat, clock.monotonic())
-                    self._heard(beat)
-
-    def _heard(self, beat: Heartbeat) -> None:
-        """What a replica published before a loss may not have come; it stands in its journal again."""
-        known = self._restored.get(beat.replica)
-        self._restored[beat.replica] = beat.generation
-        if known and known != beat.generation:
-            self.state.streams.look_back(beat.replica)
+                    former = self.state.replicas.heard(beat, clock.monotonic())
+                    if former and former.generation not in ("", beat.generation):
+                        # What it published before a loss may not have come; it stands in its journal again.
+                        self.state.streams.look_back(beat.replica)
 
     async def _data(self, generation: str) -> None:
         """Redis holds other data, or may: what has not ended is submitted again, under the same ids."""

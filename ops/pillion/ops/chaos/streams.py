@@ -14,7 +14,8 @@ from pillion.ops.chaos.workload import Work
 
 PATIENCE = 240.0  # seconds without any event, after which a stream counts as lost
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8)  # seconds between two attempts; the last one for all further ones
-_RETRIED = (429, 502, 503, 504)
+_RETRIED = (429, 502, 503)
+_MET = ("stream_moved", "idempotency_key_in_use")  # codes: another attempt came at the same moment
 
 
 @dataclass(slots=True)
@@ -96,11 +97,12 @@ async def _read(session: aiohttp.ClientSession, url: str, stream: Stream, key: s
         headers = {} if stream.last_event is None else {"Last-Event-ID": stream.last_event}
         request = session.get(f"{url}/v1/streams/{stream.identity}", headers=headers)
     async with request as response:
-        if response.status in _RETRIED:
-            stream.refused += 1
-            return False
         if response.status != 200:
-            stream.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+            text = await response.text()
+            if response.status in _RETRIED or (response.status == 409 and any(code in text for code in _MET)):
+                stream.refused += 1
+                return False
+            stream.error = f"HTTP {response.status}: {text[:300]}"
             return True
         stream.connections += 1
         if stream.identity is None:
@@ -126,6 +128,8 @@ async def _events(response: aiohttp.ClientResponse, stream: Stream) -> bool:
                 return True
             content = json.loads(data)
             if "error" in content:
+                if content["error"].get("code") in _MET:  # by an attempt of ours that was given up
+                    raise Lost("the stream moved to another connection")
                 stream.error = str(content["error"].get("message"))
                 return True
             take(stream, content, time.monotonic())

@@ -175,7 +175,12 @@ def test_a_pause_is_the_gap_that_the_blow_began() -> None:
         stream(1.0, 5.0, ended=6.0),  # over by then
         stream(9.0, 9.5),  # no token afterwards
     ]
-    assert report.pauses(streams, 10.0) == [pytest.approx(4.9), pytest.approx(3.0)]
+    struck = Struck(Blow("executor", "term", 0.0), 1, at=10.0)
+    assert report.pauses(struck, streams) == [pytest.approx((4.9, 15.0)), pytest.approx((3.0, 12.0))]
+    draining = [stream(9.0, 10.4, 10.8, 15.0)]
+    assert report.pauses(struck, draining) == [pytest.approx((1.4, 10.4))]
+    struck.gone = 10.7  # it was asked to end, and took its time
+    assert report.pauses(struck, draining) == [pytest.approx((4.2, 15.0))]
 
 
 def test_a_pause_is_taken_apart_by_the_lines_of_the_log() -> None:

@@ -12,7 +12,7 @@ from pillion.ops.chaos.schedule import Blow
 from pillion.ops.chaos.streams import Stream
 from pillion.ops.rig import Line
 
-ON_ITS_WAY = 0.5  # seconds after a blow in which tokens of before it may still come
+ON_ITS_WAY = 0.5  # seconds in which what a process had brought may still come when it is gone
 
 _AGAIN = "noticed and started again"
 PHASES: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -57,12 +57,18 @@ class Struck:
     replica: str = ""  # whose process it is, where there are several
     requests: frozenset[str] | None = None  # what it held; None where every stream goes through it
     died: bool = False  # for `stop`: it was seen stopped; for `flush`: nothing was left
+    gone: float = 0.0  # when it had ended: one that was asked to may bring tokens until then
     code: int | None = None  # the exit code, of `term` only
     back: float | None = None  # when the role had a new process, the stack was ready, and tokens came
     new_pid: int | None = None
     prefilling: int = 0  # sequences just before, at the scheduler of the replica or at all
     decoding: int = 0
     waiting: int = 0
+
+    @property
+    def last(self) -> float:
+        """Until when tokens of before the blow may come."""
+        return max(self.at, self.gone) + ON_ITS_WAY
 
     @property
     def name(self) -> str:
@@ -96,18 +102,19 @@ class Record:
     faults: list[str] = field(default_factory=list)  # what else went wrong: streams in error, no new process
 
 
-def pauses(streams: Iterable[Stream], at: float) -> list[float]:
-    """Of each of these streams that was decoding at that moment, how long its tokens stopped, in seconds.
+def pauses(struck: Struck, streams: Iterable[Stream]) -> list[tuple[float, float]]:
+    """Of each of these streams that was decoding at that moment, how long its tokens stopped, in seconds, and
+    when they went on.
 
     What was on its way at the moment of the blow still arrives, so the pause may begin a little later.
     """
     found = []
     for stream in streams:
-        if stream.running(at) and stream.started(at):
+        if stream.running(struck.at) and stream.started(struck.at):
             gaps = [
-                after - before
+                (after - before, after)
                 for before, after in pairwise(stream.times)
-                if after > at and before <= at + ON_ITS_WAY
+                if after > struck.at and before <= struck.last
             ]
             if gaps:
                 found.append(max(gaps))
@@ -167,8 +174,8 @@ def raw(record: Record, lines: Sequence[Line]) -> dict[str, Any]:
 
 def _blow(struck: Struck, record: Record, lines: Sequence[Line]) -> dict[str, Any]:
     running = struck.running(record.streams)
-    hit = pauses(running, struck.at)
-    resumed = _resumed(struck, (stream for stream in running if stream.started(struck.at)))
+    hit = pauses(struck, running)
+    _, resumed = max(hit, default=(0.0, None))  # where it took longest
     return {
         "role": struck.blow.role,
         "replica": struck.replica,
@@ -187,7 +194,7 @@ def _blow(struck: Struck, record: Record, lines: Sequence[Line]) -> dict[str, An
         "sequences": {
             "prefilling": struck.prefilling, "decoding": struck.decoding, "waiting": struck.waiting,
         },
-        "pauses": [round(pause, 3) for pause in sorted(hit)],
+        "pauses": [round(pause, 3) for pause, _ in sorted(hit)],
         "phases": {name: round(seconds, 3) for name, seconds in phases(struck, lines, resumed).items()},
     }  # fmt: skip
 
@@ -204,17 +211,7 @@ def _overlaps(struck: Struck, record: Record) -> bool:
 
 def _over(struck: Struck) -> float:
     """When the pauses that a blow causes have begun and ended."""
-    return max(struck.back or inf, struck.at + 2 * ON_ITS_WAY)
-
-
-def _resumed(struck: Struck, streams: Iterable[Stream]) -> float | None:
-    """When the stream that stopped for the longest went on."""
-    at, longest, end = struck.at, 0.0, None
-    for stream in streams:
-        for before, after in pairwise(stream.times):
-            if after > at and before <= at + ON_ITS_WAY and after - before > longest:
-                longest, end = after - before, after
-    return end
+    return max(struck.back or inf, struck.last + ON_ITS_WAY)
 
 
 def by_kind(blows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ async def strike(rig: Rig, data: Data, blow: Blow) -> Struck:
         case "kill" | "term":
             os.kill(pid, signal.SIGKILL if blow.kind == "kill" else signal.SIGTERM)
             struck.died = await _until(lambda: _status(pid) in (psutil.STATUS_ZOMBIE, None), DEATH_SECONDS)
+            struck.gone = time.monotonic()
     return struck
 
 

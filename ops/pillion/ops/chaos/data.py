@@ -1,11 +1,15 @@
 """The stack's Redis, seen and struck from outside."""
 
+import asyncio
+import time
 from collections.abc import Iterable
 
 from pillion.bus import UNREACHABLE, Connection, Keys
 from pillion.bus.loss import generation
 from pillion.config import Stack
 from pillion.contracts.entries import Facts, Heartbeat, decode
+
+_PATIENCE = 1.0  # seconds; it may be frozen
 
 
 class Data:
@@ -25,7 +29,7 @@ class Data:
         if not named:
             return {}
         try:
-            found = await self._connection.call("MGET", *map(self._keys.holder, named))
+            found = await self._connection.call("MGET", *map(self._keys.holder, named), deadline=_PATIENCE)
         except UNREACHABLE:
             return {}
         return {name: who.decode() for name, who in zip(named, found, strict=True) if who is not None}
@@ -33,7 +37,7 @@ class Data:
     async def there(self) -> bool:
         """Whether it answers."""
         try:
-            await self._connection.call("PING")
+            await self._connection.call("PING", deadline=_PATIENCE)
         except UNREACHABLE:
             return False
         return True
@@ -56,6 +60,30 @@ class Data:
         except UNREACHABLE:
             return False
         return len(told) >= replicas and all(told) and found == len(heads)
+
+    async def left(self, seconds: float = 10.0) -> list[str]:
+        """What still stands of requests, all of which have ended, once there was time for it to go: entries,
+        and what is kept of each as long as it runs. Raises RedisError."""
+        end = time.monotonic() + seconds
+        while (found := await self._left()) and time.monotonic() < end:
+            await asyncio.sleep(0.2)
+        return found
+
+    async def _left(self) -> list[str]:
+        call, keys = self._connection.call, self._keys
+        streams = [keys.submit.encode(), *await self._named(keys.run("*"))]
+        counts = {key.decode(): await call("XLEN", key) for key in streams}
+        counts[keys.reserved] = await call("HLEN", keys.reserved)
+        counts[keys.holder("*")] = len(await self._named(keys.holder("*")))
+        return [f"{count} left in {key}" for key, count in counts.items() if count]
+
+    async def _named(self, pattern: str) -> list[bytes]:
+        found, cursor = set[bytes](), b"0"
+        while True:
+            cursor, names = await self._connection.call("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            found.update(names)
+            if cursor == b"0":
+                return sorted(found)
 
     async def _beats(self) -> list[Heartbeat]:
         return [decode(beat, Heartbeat) for beat in await self._connection.call("HVALS", self._keys.replicas)]

@@ -16,7 +16,7 @@ from pillion.ops.chaos.data import Data
 from pillion.ops.chaos.report import Record, Struck
 from pillion.ops.chaos.schedule import Blow
 from pillion.ops.chaos.streams import Stream, play
-from pillion.ops.chaos.victims import processes, strike
+from pillion.ops.chaos.victims import processes, strike, wake
 from pillion.ops.chaos.workload import Sizes, Work, requests
 from pillion.ops.rig import Rig, RigError
 
@@ -67,6 +67,8 @@ async def _run(options: Options, rig: Rig, session: aiohttp.ClientSession, data:
     )  # fmt: skip
     await _Storm(options, rig, session, data, works, record, say).rage()
     judge(record, expected)
+    if not record.faults:  # else it is known that something is left
+        record.faults += await data.left()
     return record
 
 
@@ -98,6 +100,7 @@ class _Storm:
         self._works = works
         self._record = record
         self._say = say
+        self._frozen: list[asyncio.Task[None]] = []  # each wakes a process that is stopped
         self._over = False  # the last blow has fallen: nobody asks anew
         self._counts = {role: len(pids) for role, pids in rig.processes().items()}
 
@@ -109,6 +112,10 @@ class _Storm:
             await self._recovered()
         except RigError as broken:
             self._record.faults.append(str(broken))
+        finally:
+            for waking in self._frozen:
+                waking.cancel()
+            await asyncio.gather(*self._frozen, return_exceptions=True)
         self._over = True
         _, late = await asyncio.wait(clients, timeout=END_SECONDS if not self._record.faults else 10.0)
         for client in late:
@@ -139,6 +146,8 @@ class _Storm:
         if blow.kind == "flush":
             await self._answered()
         struck = await strike(self._rig, self._data, blow)
+        if blow.kind == "stop":
+            self._frozen.append(asyncio.create_task(wake(struck)))
         if struck.replica:  # it held those, and no others
             counts = {name: count for name, count in counts.items() if name == struck.replica}
             struck.requests = frozenset(name for name, who in holders.items() if who == struck.replica)
@@ -194,9 +203,11 @@ class _Storm:
                 self._settle(struck)
 
     async def _whole(self) -> bool:
-        """Whether all processes are there, who was struck has been followed by another one, and what was lost
+        """Whether all processes are there and awake, each that died was followed, and what was lost
         is put back."""
         pids = self._rig.processes()
+        if not all(waking.done() for waking in self._frozen):
+            return False
         if any(len(pids.get(role, ())) < count for role, count in self._counts.items()):
             return False
         open_ = [struck for struck in self._record.struck if struck.back is None]

@@ -44,7 +44,7 @@ def _replica(pid: int) -> str | None:
 
 
 async def strike(rig: Rig, data: Data, blow: Blow) -> Struck:
-    """Returns when the process is gone, was stopped and runs again, or the data are gone. Raises RigError."""
+    """Returns when the process is gone, or is stopped (`wake` it), or the data are gone. Raises RigError."""
     process = await _find(rig, data, blow)
     pid = process.pid
     struck = Struck(blow, pid, at=time.monotonic(), replica=process.replica)
@@ -54,14 +54,20 @@ async def strike(rig: Rig, data: Data, blow: Blow) -> Struck:
         case "stop":
             os.kill(pid, signal.SIGSTOP)
             struck.died = await _until(lambda: _status(pid) in (psutil.STATUS_STOPPED, None), 5.0)
-            await asyncio.sleep(blow.seconds)
-            if _status(pid) is not None:
-                os.kill(pid, signal.SIGCONT)
         case "kill" | "term":
             os.kill(pid, signal.SIGKILL if blow.kind == "kill" else signal.SIGTERM)
             struck.died = await _until(lambda: _status(pid) in (psutil.STATUS_ZOMBIE, None), DEATH_SECONDS)
             struck.gone = time.monotonic()
     return struck
+
+
+async def wake(struck: Struck) -> None:
+    """Lets a process that was stopped go on when its time has come, or at once when this is cancelled."""
+    try:
+        await asyncio.sleep(max(struck.at + struck.blow.seconds - time.monotonic(), 0.0))
+    finally:
+        if _status(struck.pid) is not None:
+            os.kill(struck.pid, signal.SIGCONT)
 
 
 async def _find(rig: Rig, data: Data, blow: Blow) -> Process:

@@ -1,9 +1,15 @@
 """The pure parts of `ops/chaos`: its requests, its schedule, its judgement, its figures and its words."""
 
+import asyncio
 import json
+import os
+import signal
+import subprocess
+import time
 from dataclasses import asdict
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -16,6 +22,7 @@ from pillion.ops.chaos.report import Record, Struck
 from pillion.ops.chaos.run import judge
 from pillion.ops.chaos.schedule import Blow
 from pillion.ops.chaos.streams import Stream, play, take
+from pillion.ops.chaos.victims import wake
 from pillion.ops.chaos.words import table, words
 from pillion.ops.chaos.workload import Sizes, Work, requests
 from pillion.ops.rig import Line
@@ -282,3 +289,27 @@ def test_a_table_is_markdown_with_its_figures_at_the_right() -> None:
         "| a   | 10 | x 1      |",
         "| bb  |  - |          |",
     ]
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_what_was_stopped_goes_on_when_its_time_has_come_and_when_the_storm_breaks_off(
+    in_time: bool,
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            os.kill(process.pid, signal.SIGSTOP)
+            watched = psutil.Process(process.pid)
+            while watched.status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.001)
+            blow = Blow("valkey", "stop", after=0.0, seconds=0.05 if in_time else 600.0)
+            waking = asyncio.create_task(wake(Struck(blow, process.pid, at=time.monotonic())))
+            await asyncio.sleep(0)
+            assert watched.status() == psutil.STATUS_STOPPED
+            if not in_time:
+                waking.cancel()
+            await asyncio.wait([waking], timeout=30)
+            assert waking.cancelled() is not in_time
+            while watched.status() == psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.001)
+        finally:
+            process.kill()

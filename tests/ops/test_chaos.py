@@ -209,6 +209,19 @@ def test_a_pause_is_taken_apart_by_the_lines_of_the_log() -> None:
     }
 
 
+def test_a_line_that_comes_after_its_token_ends_its_part_with_the_pause() -> None:
+    struck = Struck(Blow("executor", "kill", 0.0), 1, at=10.0, back=15.0)
+    lines = [
+        Line(10.2, "up", 0, "starting executor again in 0.1 s"),
+        Line(14.5, "executor", 2, "INFO ready; 100 MiB resident"),
+        Line(15.5, "scheduler", 3, "INFO executor attached: demo"),  # to another one
+    ]
+    parts = report.phases(struck, lines, resumed=14.0)
+    assert {name: round(seconds, 3) for name, seconds in parts.items()} == {
+        "noticed and started again": 0.2, "model load": 3.8, "prefill again, first token": 0.0,
+    }  # fmt: skip
+
+
 def test_the_parts_of_a_pause_are_those_of_the_replica_that_was_struck() -> None:
     blow = Blow("scheduler", "kill", 0.0)
     struck = Struck(blow, 1, at=10.0, replica="1")

@@ -129,16 +129,18 @@ def phases(struck: Struck, lines: Sequence[Line], resumed: float | None) -> dict
         mark += struck.blow.seconds
         result["stopped"] = struck.blow.seconds
     else:
+        # A busy machine may bring a line later than the token that it made possible.
         end = resumed or struck.back or struck.at
-        between = [line for line in lines if struck.at < line.at <= end]
+        between = [line for line in lines if struck.at < line.at <= max(end, struck.back or 0.0)]
         of = "data" if struck.blow.kind == "flush" else struck.blow.role
         for name, role, pattern in PHASES.get(of, ()):
             who = struck.named(role) if role in ("scheduler", "executor") else role
             found = (line for line in between if who in (line.role, line.role.partition("-")[0]))
             line = next((line for line in found if re.search(pattern, line.text)), None)
             if line is not None:
-                result[name] = max(line.at - mark, 0.0)
-                mark = max(mark, line.at)
+                until = max(mark, min(line.at, end))
+                result[name] = until - mark
+                mark = until
     if resumed is not None:
         result["prefill again, first token"] = max(resumed - mark, 0.0)
     return result

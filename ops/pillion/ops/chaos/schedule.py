@@ -66,9 +66,9 @@ def _forgotten(together: Sequence[Blow]) -> bool:
     return any(blow.role == "gateway" for blow in together) and any(blow.kind == "flush" for blow in together)
 
 
-def rolling(roles: Sequence[str], after: float = 1.0) -> list[Blow]:
+def rolling(roles: Sequence[str]) -> list[Blow]:
     """Each service is asked to end, one after the other, as a rolling restart does."""
-    return [Blow(role, "term", after) for role in roles]
+    return [Blow(role, "term", after=1.0) for role in roles]
 
 
 def kinds(text: str) -> list[Kind]:

@@ -28,6 +28,7 @@ from pillion.contracts.entries import (
 )
 from pillion.gateway.model import Model, load_model
 from pillion.gateway.service import Gateway
+from tests.gateway.reader import Reader
 
 FACTS = Facts(
     model="demo",
@@ -121,18 +122,19 @@ class Driver:
         tokens: list[int],
         choice: int = 0,
         size: int = 1,
+        at: int = 0,
         finish: str | None = "length",
         logprobs: Callable[[int], Any] | None = None,
         **last: Any,
     ) -> None:
-        """Publishes `tokens` in portions of `size`."""
+        """Publishes `tokens`, from position `at` on, in portions of `size`."""
         for start in range(0, len(tokens), size):
             portion = tuple(tokens[start : start + size])
             end = start + size >= len(tokens)
             item = Tokens(
                 request.id,
                 choice,
-                start,
+                at + start,
                 portion,
                 finish if end else None,
                 logprobs=tuple(map(logprobs, portion)) if logprobs else None,
@@ -166,6 +168,10 @@ class Stack:
     def tokenizer(self) -> Any:
         assert self.gateway.state.model is not None
         return self.gateway.state.model.tokenizer
+
+    def value(self, metric: str, **labels: str) -> float:
+        """Of the gateway's metric; 0 where it was never set."""
+        return self.gateway.state.metrics.registry.get_sample_value(metric, labels) or 0.0
 
     def post(self, path: str, body: Any, **more: Any) -> "asyncio.Task[tuple[int, Any, Any]]":
         """Status, body (decoded where it is JSON) and headers, as a task that runs."""
@@ -215,6 +221,12 @@ def _parse_sse() -> Callable[[str], list[Any]]:
 @pytest.fixture(name="parse_ids")
 def _parse_ids() -> Callable[[str], list[tuple[str | None, str]]]:
     return parse_ids
+
+
+@pytest.fixture
+def reader() -> Callable[[Stack], Reader]:
+    """`reader(stack)`: a client of that gateway that can go away and come back."""
+    return lambda stack: Reader(stack, parse_ids)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,6 @@
-"""A gateway on the bus, as far as the rest of a stack can tell, that joins what it gets by position."""
+"""Connections to a real Valkey, and a gateway on its bus, as far as the rest of a stack can tell, that joins
+what it gets by position.
+"""
 
 import asyncio
 import time
@@ -141,6 +143,30 @@ class Gateway:
         holders = await self.connection.call("KEYS", KEYS.holder("*").replace("{", "\\{"))
         submitted = await self.connection.call("XLEN", KEYS.submit)
         return submitted, await self.connection.call("XLEN", KEYS.run(replica)), len(holders)
+
+
+@pytest.fixture
+async def connect(valkey: Any) -> AsyncIterator[Callable[[], Connection]]:
+    """`connect()`: another connection to the server."""
+    made: list[Connection] = []
+
+    def make() -> Connection:
+        made.append(Connection(valkey.url, "test"))
+        return made[-1]
+
+    yield make
+    for connection in made:
+        await connection.close()
+
+
+@pytest.fixture
+def one(connect: Callable[[], Connection]) -> Connection:
+    return connect()
+
+
+@pytest.fixture
+def other(connect: Callable[[], Connection]) -> Connection:
+    return connect()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -25,29 +24,6 @@ from pillion.bus import (
 from pillion.bus.scripts import DISCARD, DISMISS, HAND_OVER, SETTLE
 
 KEYS = Keys("bus")
-
-
-@pytest.fixture
-async def connect(valkey: Any) -> AsyncIterator[Any]:
-    made: list[Connection] = []
-
-    def make() -> Connection:
-        made.append(Connection(valkey.url, "test"))
-        return made[-1]
-
-    yield make
-    for connection in made:
-        await connection.close()
-
-
-@pytest.fixture
-def one(connect: Any) -> Connection:
-    return connect()
-
-
-@pytest.fixture
-def other(connect: Any) -> Connection:
-    return connect()
 
 
 class TestS37ACancelledCall:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,29 +23,6 @@ from pillion.bus.loss import age
 from pillion.bus.scripts import DISCARD, HAND_OVER, RESTORE, TAKE_BACK
 
 KEYS = Keys("loss")
-
-
-@pytest.fixture
-async def connect(valkey: Any) -> AsyncIterator[Any]:
-    made: list[Connection] = []
-
-    def make() -> Connection:
-        made.append(Connection(valkey.url, "test"))
-        return made[-1]
-
-    yield make
-    for connection in made:
-        await connection.close()
-
-
-@pytest.fixture
-def one(connect: Any) -> Connection:
-    return connect()
-
-
-@pytest.fixture
-def other(connect: Any) -> Connection:
-    return connect()
 
 
 class Seen:

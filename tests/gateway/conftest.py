@@ -198,7 +198,7 @@ def _until() -> Callable[..., Any]:
     return until
 
 
-_BLOCK = re.compile(r"(?:: .*\n)*(?:id: ([0-9.x]+)\n)?data: (.*)")
+_BLOCK = re.compile(r"(?:: .*\n)*(?:id: ([0-9.x]+-[0-9a-f]{8})\n)?data: (.*)")
 
 
 def parse_ids(text: str) -> list[tuple[str | None, str]]:

@@ -21,6 +21,18 @@ def contents(events: list[tuple[str | None, str]]) -> list[int]:
     return [token for body in bodies for part in body["choices"] for token in part.get("token_ids", ())]
 
 
+def durations(stack: Any) -> dict[str, float]:
+    """How many requests were timed, by the code of their error."""
+    name = "gen_ai_server_request_duration_seconds"
+    return {
+        sample.labels["error_type"]: sample.value
+        for metric in stack.gateway.state.metrics.registry.collect()
+        if metric.name == name
+        for sample in metric.samples
+        if sample.name == name + "_count"
+    }
+
+
 class Reader:
     """A client that reads a stream event by event and may go away."""
 

@@ -39,9 +39,10 @@ async def test_what_is_not_there(start: Any) -> None:
         got, body, _ = await stack.fetch(method, path)
         assert (got, body["error"]["code"]) == (status, code), path
         assert set(body["error"]) == {"message", "type", "param", "code"}
-        if path.startswith("/v1/") and code == "not_found":
+        if code == "not_found":
             assert body["error"]["message"].startswith(f"The endpoint {path} is not supported here; ")
-            assert "/v1/chat/completions" in body["error"]["message"]
+            for there in ("/v1/chat/completions", "/v1/streams/{id}", "/tokenize", "/openapi.json"):
+                assert there in body["error"]["message"]
     status, body, _ = await stack.fetch("POST", "/v1/completions", json={"model": "other", "prompt": "x"})
     assert (status, body["error"]["code"], body["error"]["param"]) == (404, "model_not_found", "model")
 
@@ -64,7 +65,7 @@ async def test_keys(start: Any) -> None:
         if status == 401:
             assert (await stack.fetch("POST", "/tokenize", json={"prompt": "x"}, headers=headers))[0] == 401
             assert (await stack.fetch("DELETE", "/v1/streams/" + "0" * 32, headers=headers))[0] == 401
-    for path in ("/health/live", "/version", "/metrics"):  # as docs/configuration.md says
+    for path in ("/health/live", "/version", "/openapi.json", "/metrics"):  # as docs/configuration.md says
         assert (await stack.fetch("GET", path))[0] == 200
 
 

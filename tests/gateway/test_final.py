@@ -6,23 +6,37 @@ from typing import Any
 
 from pillion.contracts.entries import ChoiceRecord, Record, Refusal, Tokens, encode
 from pillion.gateway import reply
-from tests.gateway.reader import KEY, STREAM, begun, brought, contents, left
+from tests.gateway.reader import KEY, STREAM, begun, brought, contents, durations, left
 
 
-async def test_a_stream_that_has_ended_is_replayed_from_any_event(start: Any, reader: Any) -> None:
+async def test_a_stream_that_has_ended_is_replayed_from_any_event(
+    start: Any, reader: Any, caplog: Any
+) -> None:
     one, two = await start(), await start()
-    first = await reader(one).ask(STREAM | {"stream_options": {"include_usage": True}})
+    body = STREAM | {"stream_options": {"include_usage": True}}
+    first = await reader(one).ask(body, headers=KEY)
     request = await one.driver.request()
     await brought(one, request, 100, 101, 102, finish="stop")
     await first.rest()
     await one.driver.record(Record(request.id, (ChoiceRecord((100, 101, 102), "stop"),)))
     assert len(first.events) == 7  # role, three tokens, the end, usage, [DONE]
+    caplog.set_level("INFO")
     for at in range(7):
         again = await reader(two).go_on("chatcmpl-" + request.id, first.events[at - 1][0] if at else None)
         await again.rest()
         assert again.events == first.events[at:]
-    assert two.value("pillion_resumed_total", stood="finished") == 7
-    assert two.value("pillion_requests_running") == 0
+    again = await reader(two).ask(body, headers=KEY)
+    await again.rest()
+    assert again.events == first.events
+    assert two.value("pillion_resumed_total", stood="finished") == 8
+    # It ended once, at the other gateway.
+    assert two.value("pillion_requests_started_total") == two.value("pillion_requests_running") == 0
+    assert two.value("pillion_requests_total", outcome="finished") == 0 and not durations(two)
+    assert caplog.text.count(f"request {request.id} replayed, it had ended before: stop") == 8
+    assert "TTFT" not in caplog.text
+    ended = await two.fetch("DELETE", f"/v1/streams/{request.id}")
+    assert ended[:2] == (200, {"id": request.id, "status": "finished"})
+    assert await one.driver.no_cancel()
 
 
 async def test_what_was_given_up_for_good_is_told_at_once_and_never_runs_again(
@@ -99,6 +113,7 @@ async def test_an_explicit_cancel_is_final(start: Any, reader: Any) -> None:
     await one.driver.record(Record(request.id, (ChoiceRecord((100, 101), "cancelled"),)))
     fourth = await reader(one).go_on(request.id)
     await fourth.rest()
+    assert (await two.fetch("DELETE", f"/v1/streams/{request.id}"))[1]["status"] == "cancelled"
     assert contents(fourth.events[:-2]) == [100, 101]
     assert json.loads(fourth.events[-2][1])["error"]["code"] == "cancelled"
 

@@ -290,7 +290,7 @@ def test_a_stream_that_is_cut_anywhere_goes_on_to_the_same_bytes(
     assert fed(answer, items(tokens, cuts)) + finished(answer) == whole
     # Nor where it is cut, nor how much was known by then.
     for at in range(len(whole) + 1):
-        delivered = position.decode(whole[at - 1][0], 1) if at else (0, 0)
+        delivered = position.decode("r", whole[at - 1][0], 1) if at else (0, 0)
         known = data.draw(st.integers(0, len(tokens)))
         answer = Answer(output, head, pieces)
         record = Tokens(
@@ -339,7 +339,7 @@ def test_each_choice_goes_on_at_its_own_place(
             sent += answer.feed(item)
             at[choice] += 1
     cut = data.draw(st.integers(0, len(sent)))
-    delivered = position.decode(sent[cut - 1].id, 3) if cut else (0,) * 4
+    delivered = position.decode("r", sent[cut - 1].id, 3) if cut else (0,) * 4
     again = Answer(output, HEAD, pieces)
     record = [
         Tokens("r", choice, 0, tuple(tokens[:count]), logprobs=(logprob(1),) * count, cached=choice)

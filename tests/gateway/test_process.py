@@ -75,7 +75,7 @@ async def test_s33_sigterm_finishes_streams_and_takes_no_new_ones(served: Any, p
 
 
 async def test_s33_a_second_signal_forces_and_the_rest_is_cancelled(served: Any) -> None:
-    process, driver, session, url, _ = served
+    process, driver, session, url, running = served
     async with session.post(url + "/v1/chat/completions", json=STREAM):
         request = await driver.request()
         process.send_signal(signal.SIGTERM)
@@ -85,6 +85,8 @@ async def test_s33_a_second_signal_forces_and_the_rest_is_cancelled(served: Any)
         assert await asyncio.to_thread(process.wait, 10) == 130
     cancel = await driver.cancel()
     assert (cancel.request, cancel.choice, cancel.park) == (request.id, None, True)
+    assert cancel.reason == "gateway_ends"
+    assert "the gateway ends; it goes on where its client comes back" in running.log("gateway")
 
 
 async def test_s6_a_killed_gateways_lease_ends(served: Any) -> None:

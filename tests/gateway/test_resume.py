@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from pillion.contracts.entries import ChoiceRecord, Record, Refusal, Tokens
 from pillion.gateway import reply, resume
-from tests.gateway.reader import KEY, STREAM, begun, brought, contents, left
+from tests.gateway.reader import KEY, STREAM, begun, brought, contents, durations, left
 
 
 async def test_a_client_that_is_gone_parks_and_goes_on_at_another_gateway(start: Any, reader: Any) -> None:
@@ -35,13 +35,17 @@ async def test_a_client_that_is_gone_parks_and_goes_on_at_another_gateway(start:
     await second.rest()
     assert contents(first.events) == [100, 101]
     assert contents(second.events) == [102, 103, 104]
-    assert [id for id, _ in first.events + second.events] == ["1", "2", "3", "4", "5", "6", "7", None]
+    ids = [id and id.partition("-")[0] for id, _ in first.events + second.events]
+    assert ids == ["1", "2", "3", "4", "5", "6", "7", None]
     assert two.value("pillion_resumed_total", stood="parked") == 1
     assert two.value("gen_ai_server_time_to_first_token_seconds_count") == 0
     assert await one.driver.no_cancel()
 
 
-async def test_a_stream_that_runs_moves_to_who_asks_last(start: Any, reader: Any, until: Any) -> None:
+async def test_a_stream_that_runs_moves_to_who_asks_last(
+    start: Any, reader: Any, until: Any, caplog: Any
+) -> None:
+    caplog.set_level("INFO")
     one, two = await start(), await start()
     first, request = await begun(reader(one))
     pending = asyncio.create_task(reader(two).go_on(request.id, first.last))
@@ -60,6 +64,10 @@ async def test_a_stream_that_runs_moves_to_who_asks_last(start: Any, reader: Any
     await until(lambda: not one.gateway.state.calls and not two.gateway.state.calls)
     assert await one.driver.no_cancel(), "who lost the stream does not end it"
     assert two.value("pillion_resumed_total", stood="running") == 1
+    assert one.value("pillion_requests_total", outcome="parked") == 1
+    assert durations(one) == {"stream_moved": 1} and durations(two) == {"": 1}
+    assert f"request {request.id} parked: " in caplog.text
+    assert "it goes on in another connection" in caplog.text
 
 
 async def test_within_one_gateway_too(start: Any, reader: Any, until: Any) -> None:
@@ -203,12 +211,25 @@ async def test_nobody_else_finds_the_stream(start: Any, reader: Any) -> None:
 
 async def test_an_event_id_of_no_such_stream_is_refused(start: Any, reader: Any) -> None:
     stack = await start()
-    first = await reader(stack).ask()
+    first = await reader(stack).ask(headers=KEY)
     request = await stack.driver.request()
-    second = await reader(stack).go_on(request.id, "1.2.3")
-    assert await second.error() == (400, "invalid_event_id")
-    assert await stack.driver.no_cancel()
-    first.leave()
+    await brought(stack, request, 100)
+    await first.read(2)
+    numbers, _, seal = first.last.partition("-")
+    false = ("1.2.3", numbers, f"{int(numbers) + 7}-{seal}", f"{int(numbers) - 1}-{seal}")
+    for last in false:
+        second = await reader(stack).go_on(request.id, last)
+        assert await second.error() == (400, "invalid_event_id")
+        second = await reader(stack).ask(headers=KEY | {"Last-Event-ID": last})
+        assert await second.error() == (400, "invalid_event_id")
+    assert await stack.driver.no_cancel(), "who reads the stream keeps it"
+    await brought(stack, request, 101, at=1, finish="length")
+    await first.rest()
+    assert contents(first.events) == [100, 101]
+    await stack.driver.record(Record(request.id, (ChoiceRecord((100, 101), "length"),)))
+    for last in false:
+        second = await reader(stack).go_on(request.id, last)
+        assert await second.error() == (400, "invalid_event_id"), "nor of one that has ended"
 
 
 async def test_a_draining_gateway_takes_nothing_from_another(start: Any, reader: Any) -> None:

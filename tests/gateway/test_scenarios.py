@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from pillion.contracts.entries import Refusal, TokenLogprob, Tokens
+from tests.gateway.reader import durations
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
 STREAM = CHAT | {"stream": True}
@@ -20,7 +21,7 @@ def counts(stack: Any) -> dict[str, float]:
     registry = stack.gateway.state.metrics.registry
     result = {
         outcome: registry.get_sample_value("pillion_requests_total", {"outcome": outcome}) or 0
-        for outcome in ("finished", "aborted", "failed")
+        for outcome in ("finished", "parked", "aborted", "failed")
     }
     return result | {
         "started": registry.get_sample_value("pillion_requests_started_total"),
@@ -28,7 +29,8 @@ def counts(stack: Any) -> dict[str, float]:
     }
 
 
-async def test_s1_a_stream_that_is_left_is_parked(start: Any, until: Any) -> None:
+async def test_s1_a_stream_that_is_left_is_parked(start: Any, until: Any, caplog: Any) -> None:
+    caplog.set_level("INFO")
     stack = await start()
     async with stack.session.post(stack.url + PATH, json=STREAM) as response:
         request = await stack.driver.request()
@@ -43,8 +45,10 @@ async def test_s1_a_stream_that_is_left_is_parked(start: Any, until: Any) -> Non
     assert (cancel.request, cancel.choice, cancel.park) == (request.id, None, True)
     assert await stack.driver.connection.call("EXISTS", stack.driver.keys.tombstone(request.id)) == 0
     assert await stack.driver.connection.call("GET", stack.driver.keys.parking(request.id)) == b"0"
-    await until(lambda: counts(stack)["aborted"] == 1)
+    await until(lambda: counts(stack)["parked"] == 1)
     assert not stack.gateway.state.calls
+    assert durations(stack) == {"client_gone": 1} and counts(stack)["aborted"] == 0
+    assert "the client is gone; it goes on where that comes back" in caplog.text
 
 
 async def test_s1_a_whole_answer_that_is_not_waited_for_is_parked(start: Any, until: Any) -> None:
@@ -55,7 +59,7 @@ async def test_s1_a_whole_answer_that_is_not_waited_for_is_parked(start: Any, un
     await until(lambda: next(iter(stack.gateway.state.calls.values())).answer.output_tokens == 1)
     answer.cancel()
     assert (await stack.driver.cancel()).request == request.id
-    await until(lambda: counts(stack)["aborted"] == 1)
+    await until(lambda: counts(stack)["parked"] == 1)
 
 
 async def test_s2_s3_a_clients_id_is_one_live_requests(start: Any, until: Any) -> None:
@@ -330,11 +334,12 @@ async def test_s34_counters_reconcile(start: Any, until: Any) -> None:
     for identity in ids:
         await stack.fetch("DELETE", f"/v1/streams/{identity}")
     await until(lambda: counts(stack)["aborted"] == 2)
-    assert counts(stack) == {"started": 8, "finished": 3, "failed": 2, "aborted": 2, "running": 1}
+    ended = {"started": 8, "finished": 3, "failed": 2, "aborted": 2, "parked": 0, "running": 1}
+    assert counts(stack) == ended
     for choice in range(requests[7].n):  # they come in any order
         await stack.driver.play(requests[7], [100], choice)
     await asyncio.gather(*running)
-    assert counts(stack) == {"started": 8, "finished": 4, "failed": 2, "aborted": 2, "running": 0}
+    assert counts(stack) == ended | {"finished": 4, "running": 0}
     status, text, _ = await stack.fetch("GET", "/metrics")
     assert (
         status == 200 and 'pillion_requests_total{outcome="finished"} 4.0' in text and "_created" not in text

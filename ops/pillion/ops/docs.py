@@ -21,8 +21,10 @@ def metrics() -> str:
     lines = [
         "# Metrics",
         "",
-        "The gateway serves `/metrics` on its own port; the other processes on `--metrics-port`. Seconds and",
-        "bytes everywhere; no label carries an id or a user's text.",
+        "The gateway serves `/metrics` on its own port; the other processes on `--metrics-port`. Under",
+        "`ops/up` each takes a port of its own, counted from `--metrics-port N`: the executor N, the",
+        "scheduler N + 1, admission N + 2; with `--replicas`, the second executor N + 4, its scheduler",
+        "N + 5, and so on. Seconds and bytes everywhere; no label carries an id or a user's text.",
     ]
     for layer, title in _LAYERS.items():
         lines += ["", f"## {title}", "", "| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
@@ -36,9 +38,9 @@ def metrics() -> str:
 _AFTER = {
     "gateway": (
         "With `--api-key`, `/v1/...`, `/tokenize` and `/detokenize` ask for `Authorization: Bearer KEY`.",
-        "`/health`, `/health/live`, `/health/ready`, `/version` and `/metrics` stay open: what asks there",
-        "(an orchestrator, a load balancer, Prometheus) often holds no key, and the answers carry no text,",
-        "key or id of a request, only states and totals. To close them too, put a proxy before the gateway.",
+        "`/health*`, `/version`, `/openapi.json` and `/metrics` stay open: what asks there (an orchestrator,",
+        "a load balancer, Prometheus) often holds no key, and the answers carry no text, key or id of a",
+        "request, only states, totals and limits. To close them too, put a proxy before the gateway.",
     ),
 }
 """What a section's table does not say."""

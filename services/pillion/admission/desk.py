@@ -38,6 +38,7 @@ from pillion.bus.loss import age
 from pillion.bus.scripts import DISCARD, HAND_OVER, RESTORE, RESTORED_AT_ONCE, SETTLE, WRITE, Script
 from pillion.contracts.entries import Cancel, Heartbeat, Request, Usage, encode
 from pillion.telemetry import Metrics, names
+from pillion.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +328,7 @@ class Desk:
             restored |= {each.request.id: id.decode() for each, id in zip(part, ids, strict=True)}
         moved = sum(each.entry != restored[each.request.id] for each in waiting)
         if moved:
-            log.warning("%d waiting requests were lost with Redis' data and are put back", moved)
+            log.warning("put back, since Redis lost its data: %s", counted(moved, "waiting request"))
         self._policy.handle(Restored(restored), clock.wall())
         self._policy.tenants.keep_all()
         await self._keep()

@@ -30,7 +30,7 @@ METRICS = (
     names.RESUMED,
 )
 
-FINISHED, ABORTED, FAILED = "finished", "aborted", "failed"
+FINISHED, PARKED, ABORTED, FAILED = "finished", "parked", "aborted", "failed"
 _OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 
 
@@ -69,15 +69,25 @@ class Accounts:
             span.end()
 
     def open(
-        self, request: Request, answer: Answer, label: str | None, span: Span, start: float, resumed: str = ""
+        self,
+        request: Request,
+        answer: Answer,
+        label: str | None,
+        span: Span,
+        start: float,
+        resumed: str = "",
+        replay: bool = False,
     ) -> "Account":
-        """`start`: the request's arrival, monotonic seconds. `resumed`: how it stood, if it goes on."""
-        self.running += 1
+        """`start`: the request's arrival, monotonic seconds. `resumed`: how it stood when its client came
+        back. `replay`: it had ended by then, so it is neither started nor ended once more.
+        """
         if resumed:
             self.metrics[names.RESUMED].labels(resumed).inc()
-        self.metrics[names.REQUESTS_STARTED].inc()
-        self.metrics[names.REQUESTS_RUNNING].set(self.running)
-        account = Account(self, request, answer, label, span, start, bool(resumed))
+        if not replay:
+            self.running += 1
+            self.metrics[names.REQUESTS_STARTED].inc()
+            self.metrics[names.REQUESTS_RUNNING].set(self.running)
+        account = Account(self, request, answer, label, span, start, bool(resumed), replay)
         account.describe()
         return account
 
@@ -93,6 +103,7 @@ class Account:
     span: Span
     start: float
     resumed: bool = False  # it had tokens before: the times of a whole request say nothing here
+    replay: bool = False
     first: float | None = None
     last: float = 0.0
     worst: float = 0.0
@@ -135,17 +146,24 @@ class Account:
             gaps.observe(0.0)  # they came together: the tokens are counted, not the items
         self._latest[item.choice] = self.last = now
 
-    def close(self, outcome: str, reason: str, status: int) -> None:
-        """`reason`: the finish reasons, or the error's code. Only the first call counts."""
+    def close(self, outcome: str, reason: str, status: int, words: str = "") -> None:
+        """`reason`: the finish reasons, or the error's code; `words`: for people, where that says too little.
+        Only the first call counts.
+        """
         if self.closed:
             return
         self.closed = True
+        error = "" if outcome == FINISHED else reason
+        logged = {"request": self.request.id, "status": status, "client_request": self.label}
+        if self.replay:
+            self._describe_end(error)
+            log.info("request %s replayed, it had ended before: %s", self.request.id, reason, extra=logged)
+            return
         accounts, answer = self.accounts, self.answer
         accounts.running -= 1
         accounts.metrics[names.REQUESTS_RUNNING].set(accounts.running)
         accounts.metrics[names.REQUESTS].labels(outcome).inc()
         now = clock.monotonic()
-        error = "" if outcome == FINISHED else reason
         self._histogram(names.REQUEST_DURATION, error).observe(now - self.start)
         output = answer.output_tokens
         per_choice = output / len(answer.choices)
@@ -167,8 +185,8 @@ class Account:
             output,
             "none" if self.first is None else f"{(self.first - self.start) * 1e3:.0f} ms",
             self.worst * 1e3,
-            reason,
-            extra={"request": self.request.id, "status": status, "client_request": self.label},
+            words or reason,
+            extra=logged,
         )
 
     def _describe_end(self, error: str) -> None:

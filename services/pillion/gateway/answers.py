@@ -137,7 +137,9 @@ class Answer:
         if not self.spec.include_usage or self._delivered[-1]:
             return []
         self._sent[-1] = 1
-        return [Event(self._form.frame([]) | {"usage": self.usage()}, position.encode(self._sent))]
+        return [
+            Event(self._form.frame([]) | {"usage": self.usage()}, position.encode(self.head.id, self._sent))
+        ]
 
     def whole(self) -> Json:
         """The answer of a request that is not streamed, once it is done."""
@@ -178,7 +180,7 @@ class Answer:
             data["usage"] = self.usage()
         elif self.spec.include_usage:
             data["usage"] = None
-        return Event(data, position.encode(self._sent[:-1]))
+        return Event(data, position.encode(self.head.id, self._sent[:-1]))
 
 
 @dataclass(slots=True)

@@ -70,6 +70,10 @@ class App:
         application.on_response_prepare.append(_mark)
         return application
 
+    def _table(self) -> Mapping[str, Mapping[str, Handler]]:
+        """Every path, with `{id}` for what varies, and its methods."""
+        return {**self._routes, **{f"{prefix}{{id}}": found for prefix, found in self._prefixes.items()}}
+
     # --- around every request ----------------------------------------------------------------------
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
@@ -113,15 +117,12 @@ class App:
             methods = next(
                 (found for prefix, found in self._prefixes.items() if path.startswith(prefix)), None
             )
-        if methods is None and path.startswith("/v1/"):
-            here = ", ".join(known for known in self._routes if known.startswith("/v1/"))
+        if methods is None:
             raise ApiError(
                 404,
-                f"The endpoint {path[:128]} is not supported here; there are {here}.",
+                f"The endpoint {path[:128]} is not supported here; there are {', '.join(self._table())}.",
                 code="not_found",
             )
-        if methods is None:
-            raise ApiError(404, f"There is nothing at {path[:128]}.", code="not_found")
         handler = methods.get("GET" if method == "HEAD" else method)
         if handler is None:
             raise ApiError(
@@ -189,7 +190,9 @@ class App:
         identity = _identity(http)
         call = self.state.calls.get(identity)
         if call is None or call.request.tenant != http[TENANT]:
-            await find(self.state, identity, http[TENANT])
+            standing = await find(self.state, identity, http[TENANT])
+            if standing.finished:
+                return _json({"id": identity, "status": standing.end})
         self.state.cancel(identity)
         return _json({"id": identity, "status": "cancelling"}, 202)
 
@@ -297,10 +300,9 @@ class App:
         return _json({"version": VERSION})
 
     async def _document(self, http: web.Request) -> web.Response:
-        routes = {**self._routes, **{f"{prefix}{{id}}": found for prefix, found in self._prefixes.items()}}
         models = self.state.replicas.models()
         name = self.state.model.name if self.state.model else ""
-        return _json(openapi.document(routes.items(), {*models, name} - {""}, models.get(name)))
+        return _json(openapi.document(self._table().items(), {*models, name} - {""}, models.get(name)))
 
     async def _metrics(self, http: web.Request) -> web.Response:
         return web.Response(body=self.state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -12,7 +12,7 @@ from opentelemetry.trace import SpanKind
 from pillion import clock, ids
 from pillion.bus import UNREACHABLE
 from pillion.contracts.entries import Refusal, Request, Tokens
-from pillion.gateway.account import ABORTED, FAILED, FINISHED, Account
+from pillion.gateway.account import ABORTED, FAILED, FINISHED, PARKED, Account
 from pillion.gateway.answers import Answer, Event
 from pillion.gateway.heads import Heads, Once, Standing, StreamHead
 from pillion.gateway.outbox import Outbox
@@ -34,7 +34,13 @@ from pillion.telemetry import names, tracing
 log = logging.getLogger(__name__)
 
 CATCH_UP_PATIENCE = 5.0  # seconds for the rest of a gap to appear in the journal
-CLIENT_GONE = "the client is gone"
+CLIENT_GONE = "client_gone"
+GATEWAY_ENDS = "gateway_ends"
+_WHY_PARKED = {
+    CLIENT_GONE: "the client is gone; it goes on where that comes back",
+    GATEWAY_ENDS: "the gateway ends; it goes on where its client comes back",
+    MOVED: "it goes on in another connection",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,7 @@ class Call:
         self._claim = ids.process_id()
         self._inbox: Inbox | None = None  # once something of it may run
         self._refusal: str | None = None  # its code: nothing runs that is ours
+        self._broken_by = CLIENT_GONE  # what it means when its handler is cancelled
 
     # --- begin -------------------------------------------------------------------------------------
 
@@ -220,6 +227,14 @@ class Call:
         """The stream goes on in another connection of this gateway; this one ends."""
         self._tell(moved())
 
+    def hand_on(self) -> None:
+        """From now on it is the gateway that breaks the connection off."""
+        self._broken_by = GATEWAY_ENDS
+
+    def broken(self) -> tuple[str, str]:
+        """The outcome of a connection that breaks off now, and why."""
+        return PARKED if self._inbox is not None and not self.answer.done else ABORTED, self._broken_by
+
     def _tell(self, error: ApiError) -> bool:
         if self._inbox is None:
             return False
@@ -237,7 +252,7 @@ class Call:
         request, outbox = self.request, self._bus.outbox
         new = not request.life and not any(choice.known for choice in self.answer.choices)
         if isinstance(error, asyncio.CancelledError | ConnectionError):
-            outbox.park(request.id, request.life, CLIENT_GONE, request.traceparent)
+            outbox.park(request.id, request.life, self._broken_by, request.traceparent)
         elif not isinstance(error, ApiError):
             outbox.cancel(request.id, None, "the gateway failed", request.traceparent)
         elif error.code == BUS_GONE and not new:
@@ -267,12 +282,13 @@ async def running(call: Call, account: Account, begin: Callable[[], Awaitable[No
         yield call
     except ApiError as error:
         ended_by = error
-        outcome = ABORTED if error.code in (CANCELLED, MOVED) else FAILED
-        account.close(outcome, error.code or error.type, error.status)
+        outcome = {CANCELLED: ABORTED, MOVED: PARKED}.get(error.code or "", FAILED)
+        account.close(outcome, error.code or error.type, error.status, _WHY_PARKED.get(error.code or "", ""))
         raise
     except (asyncio.CancelledError, ConnectionError) as error:
         ended_by = error
-        account.close(ABORTED, CLIENT_GONE, 499)
+        outcome, why = call.broken()
+        account.close(outcome, why, 499, _WHY_PARKED[why] if outcome == PARKED else "")
         raise
     except BaseException as error:
         ended_by = error

@@ -69,6 +69,14 @@ class Standing:
         """Whether no life can follow."""
         return self.refused is not None or (self.record is not None and self.record.finished)
 
+    @property
+    def end(self) -> str:
+        """In a word, of one that is `finished`."""
+        ends = {choice.finish for choice in self.record.choices} if self.record else set()
+        if self.refused is not None or "error" in ends:
+            return "failed"
+        return "cancelled" if self.cancelled and "cancelled" in ends else "finished"
+
     def items(self) -> list[Tokens]:
         """What the record has, an item a choice."""
         return [] if self.record is None else items(self.record)

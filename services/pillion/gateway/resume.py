@@ -86,7 +86,7 @@ async def resume(state: State, http: web.Request, sender: Sender, standing: Stan
     answer = head.answer(model.tokenizer)
     delivered = (0,) * (len(answer.choices) + 1)
     if head.output.stream and (last := http.headers.get("Last-Event-ID")):
-        delivered = position.decode(last, len(answer.choices))
+        delivered = position.decode(head.request.id, last, len(answer.choices))
     stood = "finished" if standing.finished else "parked" if standing.parked else "running"
     with state.accounts.span(head.output.form, model.name, sender.span, head.request.traceparent) as span:
         standing = await _left_alone(state, standing)
@@ -95,12 +95,15 @@ async def resume(state: State, http: web.Request, sender: Sender, standing: Stan
         request = msgspec.structs.replace(
             head.request, gateway=state.id, life=standing.life, traceparent=tracing.traceparent(span)
         )
-        account: Account = state.accounts.open(request, answer, head.label, span, start, resumed=stood)
+        ended = answer.done or answer.failed is not None
+        account: Account = state.accounts.open(
+            request, answer, head.label, span, start, resumed=stood, replay=ended
+        )
         call = Call(request, head, answer, account, state.bus)
         with state.live(call) as former:
 
             async def begin() -> None:
-                if answer.done or answer.failed:
+                if ended:
                     return
                 await call.take_up(standing)
                 if former is not None:

@@ -97,6 +97,8 @@ class Gateway:
             log.info("listens on %s://%s:%d", scheme, settings.host, self.port)
             await asyncio.Event().wait()
         finally:
+            for call in self.state.calls.values():
+                call.hand_on()
             await runner.cleanup()
 
     async def heartbeats(self) -> None:
@@ -141,7 +143,8 @@ class Gateway:
     async def hand_on(self) -> None:
         """The grace period is over. With the server ends what still runs as if its clients had gone: it is
         parked, and goes on at any gateway."""
-        log.info("%d requests go on where their clients come back", len(self.state.calls))
+        left = counted(len(self.state.calls), "running request")
+        log.info("%s left, to go on where the client comes back", left)
 
     async def keys(self) -> None:
         await renew(self.state.keys.files, self.state.keys.read)

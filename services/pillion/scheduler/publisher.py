@@ -14,6 +14,7 @@ from pillion.bus.scripts import PUBLISH, RESTORE, RESTORED_AT_ONCE, SETTLE, Scri
 from pillion.contracts.entries import Refusal, StepOutput, Tokens, encode
 from pillion.scheduler import usage
 from pillion.scheduler.kept import Kept
+from pillion.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -220,10 +221,10 @@ class Publisher:
                 await usage.tell(self._connection, self._keys, told)
         if lost:
             log.warning(
-                "put back %d running requests and %d records; %d older records are lost",
-                lost,
-                len(self._kept.present(clock.monotonic())),
-                self._kept.missing(clock.monotonic()),
+                "put back %s and %s; lost for good: %s",
+                counted(lost, "running request"),
+                counted(len(self._kept.present(clock.monotonic())), "record"),
+                counted(self._kept.missing(clock.monotonic()), "older record"),
             )
 
     async def _trim(self) -> None:

@@ -67,7 +67,9 @@ REQUESTS_STARTED = Metric(
 )
 REQUESTS = Metric(
     "pillion_requests_total", "counter", "user",
-    "Requests that ended: finished, aborted (client gone), failed or rejected.", ("outcome",),
+    "Requests that ended at this gateway: finished, parked (they go on where the client comes back, or in"
+    " another connection), aborted (cancelled, or the client left before it ran or when all was done) or"
+    " failed. One that had ended before and is sent again counts as resumed only.", ("outcome",),
 )  # fmt: skip
 REQUESTS_RUNNING = Metric("pillion_requests_running", "gauge", "user", "Requests started and not yet ended.")
 INBOXES = Metric("pillion_inboxes", "gauge", "user", "Inboxes open at the gateway: one a running request.")
@@ -167,7 +169,7 @@ PARKED = Metric(
     "pillion_parked_total",
     "counter",
     "scheduler",
-    "Running requests parked: their client or gateway went away.",
+    "Requests that this scheduler ran and parked: their client or gateway went away.",
 )
 DEAD_LETTERS = Metric(
     "pillion_dead_letters_total",

@@ -1,9 +1,11 @@
 """The command line: flags from the configuration tree, provenance, one-line errors."""
 
 import re
+import runpy
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -144,3 +146,17 @@ def test_up_says_in_one_line_what_is_wrong_before_anything_starts(
     assert done.stderr.count("\n") == 1
     assert "swordfish" not in done.stderr
     assert not (tmp_path / "default" / "stack.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "module"), [("chaos", "chaos.__main__"), ("soak", "soak.main"), ("fuzz", "fuzz.main")]
+)
+def test_a_program_of_ops_is_named_as_it_is_called(
+    program: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = find_spec(f"pillion.ops.{module}")
+    assert spec is not None and spec.origin is not None
+    monkeypatch.setattr(sys, "argv", [spec.origin, "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(spec.origin, run_name="__main__")
+    assert capsys.readouterr().out.startswith(f"Usage: ops/{program} [OPTIONS] [-- FLAGS OF UP]")

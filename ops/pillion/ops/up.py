@@ -289,7 +289,11 @@ class Up:
     def _on_signal(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            self._tell("ending: running requests are finished first; a second signal ends at once")
+            self._tell(
+                "ending: running requests are finished first, for up to"
+                f" {self._config.gateway.drain_timeout:g} s; what is left goes on after the next start;"
+                " a second signal ends at once"
+            )
         else:
             self._forced.set()
         self._finish(0)

@@ -14,7 +14,7 @@ from pillion.ops.chaos.words import words
 from pillion.ops.rig import Rig, RigError
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "max_content_width": 110})
+@click.command("ops/chaos", context_settings={"ignore_unknown_options": True, "max_content_width": 110})
 @click.option("--streams", default=100, show_default=True, help="requests that run at any time")
 @click.option("--kills", default=50, show_default=True, help="how many blows")
 @click.option(
@@ -28,7 +28,7 @@ from pillion.ops.rig import Rig, RigError
 @click.option("--output-tokens", default=120, show_default=True, help="the most tokens of an answer")
 @click.option("--rolling", is_flag=True, help="instead of kills: SIGTERM to one service after the other")
 @click.option("--output", type=click.Path(path_type=Path), help="raw result, JSON; the log goes beside it")
-@click.argument("up", nargs=-1, type=click.UNPROCESSED)
+@click.argument("up", nargs=-1, type=click.UNPROCESSED, metavar="[-- FLAGS OF UP]")
 def main(
     streams: int, kills: int, blows: str, seed: int, services: str, output_tokens: int, rolling: bool,
     output: Path | None, up: tuple[str, ...],
@@ -71,4 +71,4 @@ async def _main(options: Options, rig: Rig) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name=main.name)

@@ -61,7 +61,7 @@ PARTS: Mapping[str, Callable[[Target, float], Findings]] = {
 }
 
 
-@click.command()
+@click.command("ops/fuzz", context_settings={"max_content_width": 110})
 @click.option("--seed", default=1, show_default=True, help="draws the same inputs")
 @click.option("--seconds", default=300.0, show_default=True, help="how long, starts not counted")
 @click.option("--part", "parts", multiple=True, type=click.Choice(list(PARTS)), help="default: all")
@@ -132,4 +132,4 @@ def _tell(found: list[Findings], trouble: list[str], seed: int, seconds: float, 
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name=main.name)

@@ -107,7 +107,7 @@ def report(soak: Soak, lines: list[Line], trouble: list[str], seconds: float, se
     }
 
 
-@click.command()
+@click.command("ops/soak", context_settings={"max_content_width": 110})
 @click.option("--minutes", default=60.0, show_default=True, help="how long")
 @click.option("--seed", default=1, show_default=True, help="draws the same acts")
 @click.option("--clients", default=8, show_default=True, help="that act at once")
@@ -182,4 +182,4 @@ def _end(
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name=main.name)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from pillion.kernels.cpu import CpuBackend
 from pillion.kernels.interface import AttentionBatch, CacheShape
 from pillion.kernels.reference import ReferenceBackend
 from pillion.kernels.torch import TorchBackend
@@ -14,13 +15,19 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
-@pytest.fixture(scope="module", params=[ReferenceBackend, TorchBackend], ids=["reference", "torch"])
+BACKENDS = {"reference": ReferenceBackend, "torch": TorchBackend, "cpu": CpuBackend}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module", params=BACKENDS.values(), ids=BACKENDS.keys())
 def backend(request):
     return request.param()
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def dtype(request):
+@pytest.fixture(params=DTYPES.values(), ids=DTYPES.keys())
+def dtype(request, backend):
+    if request.param not in backend.capabilities.dtypes:
+        pytest.skip(f"{backend.name} does not claim it")
     return request.param
 
 

@@ -1,0 +1,75 @@
+// What Python calls: plain functions on raw pointers. Nothing here allocates what it returns, and nothing throws.
+
+#include <cstdint>
+#include <mutex>
+
+#include "attention.hpp"
+#include "linear.hpp"
+#include "pool.hpp"
+#include "rows.hpp"
+
+using namespace pillion;
+
+extern "C" {
+
+const char* pillion_target() {
+#if defined(__AVX512BF16__)
+  return "AVX-512 with BF16";
+#elif defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__)
+  return "AVX2";
+#else
+  return "portable";
+#endif
+}
+
+Pool* pillion_pool(int threads) { return new Pool(threads); }
+void pillion_pool_free(Pool* pool) { delete pool; }
+
+void pillion_pack(const uint16_t* weight, int64_t outputs, int64_t inputs, uint16_t* packed) {
+  pack(weight, outputs, inputs, packed);
+}
+
+void pillion_linear(Pool* pool, const uint16_t* panels, const uint16_t* bias, int64_t outputs, int64_t inputs,
+                    const uint16_t* x, int64_t rows, uint16_t* out) {
+  linear(*pool, {panels, bias, outputs, inputs}, x, rows, out);
+}
+
+void pillion_logits(Pool* pool, const uint16_t* weight, int64_t outputs, int64_t inputs, const float* x, int64_t rows,
+                    float* out) {
+  logits(*pool, weight, outputs, inputs, x, rows, out);
+}
+
+// Types: 0 float, 1 bfloat16; the result has the weight's.
+void pillion_rms_norm(Pool* pool, int x_type, const void* x, int type, const void* weight, int64_t rows, int64_t width,
+                      float eps, void* out) {
+  const auto run = [&](auto* from, auto* by) {
+    rms_norm(*pool, from, by, rows, width, eps, static_cast<std::remove_const_t<std::remove_pointer_t<decltype(by)>>*>(out));
+  };
+  const auto from = [&](auto* by) {
+    x_type ? run(static_cast<const uint16_t*>(x), by) : run(static_cast<const float*>(x), by);
+  };
+  type ? from(static_cast<const uint16_t*>(weight)) : from(static_cast<const float*>(weight));
+}
+
+void pillion_rope(Pool* pool, int x_type, const void* x, int64_t x_row, const float* table, int64_t rows, int64_t heads,
+                  int64_t size, float* out) {
+  x_type ? rope(*pool, static_cast<const uint16_t*>(x), x_row, table, rows, heads, size, out)
+         : rope(*pool, static_cast<const float*>(x), x_row, table, rows, heads, size, out);
+}
+
+void pillion_silu_mul(Pool* pool, const uint16_t* x, int64_t rows, int64_t n, uint16_t* out) {
+  silu_mul(*pool, x, rows, n, out);
+}
+
+// `k`, `q` float and `v` bfloat16, heads dense inside a row, row strides in elements.
+void pillion_attention(Pool* pool, const Cache* cache, const Batch* batch, int64_t heads, int64_t window, const float* q,
+                       int64_t q_row, const float* k, int64_t k_row, const uint16_t* v, int64_t v_row, float scale,
+                       uint16_t* out) {
+  const int64_t size = cache->head_size;
+  write_kv(*pool, *cache, *batch, k, k_row, size, v, v_row, size);
+  attend(*pool, *cache, *batch, heads, window, q, q_row, size, scale, out);
+}
+
+}  // extern "C"

@@ -1,0 +1,137 @@
+"""Builds the C++ kernels for this machine, once, and loads them."""
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent
+_FLAGS = ("-O3", "-march=native", "-std=c++20", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+_COMPILERS = ("g++", "clang++", "c++")
+BUILD_SECONDS = 300.0
+
+
+class NoKernels(Exception):
+    """They cannot be built or loaded here; the message says why and what to do."""
+
+
+class Cache(ctypes.Structure):
+    """`pillion::Cache`: one layer's keys and values."""
+
+    _fields_ = [
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("blocks", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_size", ctypes.c_int64),
+    ]
+
+
+class Batch(ctypes.Structure):
+    """`pillion::Batch`: which rows are whose, and where their keys are."""
+
+    _fields_ = [
+        ("sequences", ctypes.c_int64),
+        ("first_row", ctypes.c_void_p),
+        ("keys", ctypes.c_void_p),
+        ("block_table", ctypes.c_void_p),
+        ("table_width", ctypes.c_int64),
+    ]
+
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_SIGNATURES = {
+    "pillion_target": (ctypes.c_char_p, ()),
+    "pillion_pool": (_POINTER, (_INT,)),
+    "pillion_pool_free": (None, (_POINTER,)),
+    "pillion_pack": (None, (_POINTER, _LONG, _LONG, _POINTER)),
+    "pillion_linear": (None, (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER)),
+    "pillion_logits": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER)),
+    "pillion_rms_norm": (None, (_POINTER, _INT, _POINTER, _INT, _POINTER, _LONG, _LONG, _FLOAT, _POINTER)),
+    "pillion_rope": (None, (_POINTER, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _POINTER)),
+    "pillion_silu_mul": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER)),
+    "pillion_attention": (
+        None,
+        (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG)
+        + (_FLOAT, _POINTER),
+    ),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded kernels. Builds them if need be, which takes some seconds. Raises NoKernels."""
+    path = _folder() / f"cpu-{_key()}.so"
+    if not path.is_file():
+        _build(path)
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoKernels(f"cannot load {path} ({error}); delete it to have it built again") from None
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "pillion" / "kernels"
+
+
+@functools.cache
+def _key() -> str:
+    """Names the sources, how they are built, and the machine that they are built for."""
+    digest = hashlib.sha256("\n".join((*_FLAGS, *_compiler(), platform.machine(), _cpu())).encode())
+    for source in sorted((*_SOURCES.glob("*.hpp"), *_SOURCES.glob("*.cpp"))):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """What the processor can, as the kernel tells it; empty where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+@functools.cache
+def _compiler() -> tuple[str, str]:
+    """Its path and its version."""
+    named = os.environ.get("CXX")
+    for name in (named,) if named else _COMPILERS:
+        if path := shutil.which(name):
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+            return path, done.stdout.partition("\n")[0]
+    what = f"CXX names {named}, which is not there" if named else "there is no C++ compiler"
+    raise NoKernels(f"{what} (Debian, Ubuntu: apt install g++)")
+
+
+def _build(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process builds: its result is waited for
+            if path.is_file():
+                return
+            part = path.with_suffix(".part")
+            command = [_compiler()[0], *_FLAGS, "-o", str(part), str(_SOURCES / "exports.cpp")]
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+            )
+            if done.returncode:
+                errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr[-300:]]
+                raise NoKernels(f"{command[0]} cannot build them ({errors[0].strip()})")
+            part.rename(path)
+    except subprocess.TimeoutExpired:
+        raise NoKernels(f"building them took longer than {BUILD_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise NoKernels(f"cannot keep them in {path.parent}: {error.strerror or error}") from None

@@ -1,0 +1,106 @@
+// Threads that take work in small pieces from a shared counter.
+//
+// A thread that the system gives no core takes no piece, and nobody waits for it: the caller works too, and
+// waits only for pieces that were begun.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace pillion {
+
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  }
+
+  ~Pool() {
+    stopping_.store(true);
+    turn_.fetch_add(1);
+    turn_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Calls f(piece) once for each piece in [0, pieces), in any order, and returns when all have returned.
+  // For one caller at a time; f must not throw.
+  template <class F>
+  void run(int64_t pieces, const F& f) {
+    if (workers_.empty() || pieces <= 1) {
+      for (int64_t i = 0; i < pieces; ++i) f(i);
+      return;
+    }
+    call_ = [](const void* context, int64_t piece) { (*static_cast<const F*>(context))(piece); };
+    context_ = &f;
+    pieces_.store(pieces, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    const uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
+    left_.store(static_cast<uint64_t>(turn) << 32 | static_cast<uint64_t>(pieces), std::memory_order_release);
+    turn_.store(turn, std::memory_order_release);
+    turn_.notify_all();
+    take(turn);
+    for (int spins = 0; done_.load(std::memory_order_acquire) != pieces;) {
+      if (++spins < kSpins) {
+        pause();
+      } else {
+        const int64_t seen = done_.load(std::memory_order_acquire);
+        if (seen != pieces) done_.wait(seen, std::memory_order_acquire);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSpins = 1000;  // about 10 us: between two layers' kernels, not longer
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+
+  void work() {
+    uint32_t seen = 0;
+    while (!stopping_.load()) {
+      uint32_t turn = turn_.load(std::memory_order_acquire);
+      for (int spins = 0; turn == seen && spins < kSpins; ++spins) {
+        pause();
+        turn = turn_.load(std::memory_order_acquire);
+      }
+      if (turn == seen) {
+        turn_.wait(seen, std::memory_order_acquire);
+        continue;
+      }
+      seen = turn;
+      take(turn);
+    }
+  }
+
+  // A piece is taken together with the turn that it belongs to, so that one who comes late takes none of a
+  // later job. The last piece goes first.
+  void take(uint32_t turn) {
+    uint64_t left = left_.load(std::memory_order_acquire);
+    while (left >> 32 == turn && (left & 0xffffffffu) != 0) {
+      if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
+      call_(context_, static_cast<int64_t>(left & 0xffffffffu) - 1);
+      const int64_t pieces = pieces_.load(std::memory_order_relaxed);  // ours: the caller waits for this piece
+      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) done_.notify_all();
+      left = left_.load(std::memory_order_acquire);
+    }
+  }
+
+  std::vector<std::thread> workers_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint32_t> turn_{0};
+  std::atomic<uint64_t> left_{0};  // turn << 32 | pieces that nobody took yet
+  std::atomic<int64_t> pieces_{0};
+  std::atomic<int64_t> done_{0};
+  void (*call_)(const void*, int64_t) = nullptr;
+  const void* context_ = nullptr;
+};
+
+}  // namespace pillion

@@ -1,0 +1,150 @@
+// Sixteen floats, pairs of bfloat16, and what is done with them.
+//
+// Written with the compiler's vectors, which it lowers to what the target has; only the product of pairs has
+// an instruction of its own. A row's results depend on the row alone: every function works lane by lane.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace pillion {
+
+constexpr int kLanes = 16;
+
+typedef float vfloat __attribute__((vector_size(64)));
+typedef int32_t vint __attribute__((vector_size(64)));
+typedef uint32_t vpair __attribute__((vector_size(64)));  // two bfloat16 a lane, the first in the low half
+typedef uint16_t vhalf __attribute__((vector_size(32)));
+
+inline vfloat load(const float* from) {
+  vfloat v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline void store(float* to, vfloat v) { memcpy(to, &v, sizeof v); }
+
+inline vpair load_pairs(const uint16_t* from) {
+  vpair v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline vfloat spread(float x) { return vfloat{} + x; }
+
+// One pair in every lane.
+inline vpair spread_pair(const uint16_t* from) {
+  uint32_t pair;
+  memcpy(&pair, from, sizeof pair);
+#if defined(__AVX512F__)
+  return reinterpret_cast<vpair>(_mm512_set1_epi32(static_cast<int>(pair)));
+#else
+  return vpair{} + pair;
+#endif
+}
+
+inline vfloat low(vpair v) { return reinterpret_cast<vfloat>(v << 16); }
+inline vfloat high(vpair v) { return reinterpret_cast<vfloat>(v & 0xffff0000u); }
+
+// a * b + c, rounded once where the target can; the same for every lane and caller.
+inline vfloat fma(vfloat a, vfloat b, vfloat c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vfloat>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
+                                                  reinterpret_cast<__m512>(c)));
+#else
+  return a * b + c;
+#endif
+}
+
+// sum + a.low * b.low + a.high * b.high
+inline vfloat dot(vfloat sum, vpair a, vpair b) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<vfloat>(_mm512_dpbf16_ps(
+      reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
+#else
+  return fma(high(a), high(b), fma(low(a), low(b), sum));
+#endif
+}
+
+inline float widen(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// To the nearest, ties to even; a NaN stays one.
+inline uint16_t narrow(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+inline vhalf narrow(vfloat x) {
+  const vpair bits = reinterpret_cast<vpair>(x);
+  const vpair rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  const vpair quiet = bits >> 16 | 0x40u;
+  const vpair is_nan = reinterpret_cast<vpair>((bits & 0x7fffffffu) > 0x7f800000u);
+  return __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), vhalf);
+}
+
+inline vfloat widen(vhalf x) { return reinterpret_cast<vfloat>(__builtin_convertvector(x, vpair) << 16); }
+
+inline vhalf load_half(const uint16_t* from) {
+  vhalf v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+inline void store(uint16_t* to, vhalf v) { memcpy(to, &v, sizeof v); }
+
+inline vfloat larger(vfloat a, vfloat b) { return a > b ? a : b; }
+
+template <int... I>
+inline vfloat shuffled(vfloat v) {
+  return __builtin_shufflevector(v, v, I...);
+}
+
+// The lanes folded as a tree, always the same; every lane has the result.
+template <class F>
+inline vfloat fold(vfloat v, F f) {
+  v = f(v, shuffled<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(v));
+  v = f(v, shuffled<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(v));
+  v = f(v, shuffled<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(v));
+  return f(v, shuffled<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(v));
+}
+
+inline float sum(vfloat v) {
+  return fold(v, [](vfloat a, vfloat b) { return a + b; })[0];
+}
+
+inline vfloat largest(vfloat v) { return fold(v, larger); }
+
+// 2^x; 0 from -126 down, 2^127 from 127 on. Cody-Waite to [-0.5, 0.5], then the minimax polynomial of degree 6 of
+// Cephes' exp2f: within 2 units in the last place.
+inline vfloat exp2(vfloat x) {
+  const vint zero = reinterpret_cast<vint>(x <= -126.0f);
+  x = x < -126.0f ? spread(-126.0f) : x;  // a NaN stays one
+  x = x > 127.0f ? spread(127.0f) : x;
+  const vfloat shift = spread(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vfloat whole = (x + shift) - shift;
+  const vfloat part = x - whole;
+  vfloat y = spread(1.535336188319500e-4f);
+  y = fma(y, part, spread(1.339887440266574e-3f));
+  y = fma(y, part, spread(9.618437357674640e-3f));
+  y = fma(y, part, spread(5.550332471162809e-2f));
+  y = fma(y, part, spread(2.402264791363012e-1f));
+  y = fma(y, part, spread(6.931472028550421e-1f));
+  y = fma(y, part, spread(1.0f));
+  const vint exponent = __builtin_convertvector(whole, vint) << 23;
+  const vint bits = reinterpret_cast<vint>(y) + exponent;
+  return reinterpret_cast<vfloat>(bits & ~zero);
+}
+
+}  // namespace pillion

@@ -15,20 +15,27 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
-BACKENDS = {"reference": ReferenceBackend, "torch": TorchBackend, "cpu": CpuBackend}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BACKENDS = {backend.name: backend for backend in (ReferenceBackend, TorchBackend, CpuBackend)}
+DTYPES = [torch.float32, torch.bfloat16]
+CLAIMED = [
+    (name, dtype) for name, made in BACKENDS.items() for dtype in DTYPES if dtype in made.capabilities.dtypes
+]
 
 
-@pytest.fixture(scope="module", params=BACKENDS.values(), ids=BACKENDS.keys())
-def backend(request):
-    return request.param()
+@pytest.fixture(scope="module", params=CLAIMED, ids=lambda pair: f"{pair[0]}-{str(pair[1])[6:]}")
+def claimed(request):
+    name, dtype = request.param
+    return BACKENDS[name](), dtype
 
 
-@pytest.fixture(params=DTYPES.values(), ids=DTYPES.keys())
-def dtype(request, backend):
-    if request.param not in backend.capabilities.dtypes:
-        pytest.skip(f"{backend.name} does not claim it")
-    return request.param
+@pytest.fixture
+def backend(claimed):
+    return claimed[0]
+
+
+@pytest.fixture
+def dtype(claimed):
+    return claimed[1]
 
 
 def noise(*size, seed=0, dtype=torch.float32):

@@ -21,9 +21,9 @@ class Capabilities:
     block_multiple: int  # a block size must be a multiple of it
     block_size: int  # preferred
     tile: int  # rows at whose multiples the GEMMs are efficient
-    row_invariant: (
-        bool  # a row's bits do not depend on the rows beside it, given the row counts it was checked for
-    )
+    # A row's bits do not depend on the rows beside it: for row counts that a check found equal, or for all.
+    row_invariant: bool
+    any_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

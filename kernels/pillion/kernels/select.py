@@ -1,16 +1,17 @@
 """Which backend runs: by what it can do, or as asked for; with the reason."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pillion.kernels.interface import Backend
+from pillion.kernels.cpu import CpuBackend, NoKernels
+from pillion.kernels.interface import Backend, Capabilities
 from pillion.kernels.reference import ReferenceBackend
 from pillion.kernels.torch import TorchBackend
 
-_BACKENDS: dict[str, Callable[[], Any]] = {
+_BACKENDS: dict[str, type[Any]] = {
+    "cpu": CpuBackend,
     "torch": TorchBackend,
     "reference": ReferenceBackend,
 }  # best first
@@ -34,19 +35,23 @@ def select(name: str, dtype: torch.dtype, device: torch.device) -> Selected:
     for known, make in _BACKENDS.items():
         if name not in ("auto", known):
             continue
-        backend: Backend = make()
-        lack = _lack(backend, dtype, device)
+        lack = _lack(make.capabilities, dtype, device)
         if lack is None:
+            try:
+                backend: Backend = make()
+            except NoKernels as error:
+                passed_over.append(f"the {known} kernels: {error}")
+                continue
             reason = "asked for" if name != "auto" else f"the best that runs {_name(dtype)} on {device.type}"
             return Selected(backend, "; ".join([reason, *passed_over]))
         passed_over.append(f"{known} does not run {lack}")
     raise NoBackend(f"{'; '.join(passed_over)}; choose another --backend, --dtype or --device")
 
 
-def _lack(backend: Backend, dtype: torch.dtype, device: torch.device) -> str | None:
-    if device.type not in backend.capabilities.devices:
+def _lack(capabilities: Capabilities, dtype: torch.dtype, device: torch.device) -> str | None:
+    if device.type not in capabilities.devices:
         return f"on {device.type}"
-    return None if dtype in backend.capabilities.dtypes else _name(dtype)
+    return None if dtype in capabilities.dtypes else _name(dtype)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -273,7 +273,7 @@ class Engine:
         self, most: int, most_samples: int, dtype: torch.dtype, device: torch.device
     ) -> tuple[RowCounts, RowCounts]:
         like = torch.empty(0, dtype=dtype, device=device)
-        if self._backend.name == "reference":
+        if self._backend.capabilities.any_rows:
             return RowCounts(tuple(range(1, most + 1))), RowCounts(tuple(range(1, most_samples + 1)))
         layers = [(linear, sample_rows(linear.in_features, like)) for linear in self.model.linears]
         head = self.model.head

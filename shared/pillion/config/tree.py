@@ -253,7 +253,7 @@ class Executor(Section, frozen=True):
     executor_cafile: Annotated[
         str | None, Meta(description="authority that must have signed the other side's certificate, PEM")
     ] = None
-    backend: Annotated[str, Meta(description="kernels: auto, torch, reference")] = "auto"
+    backend: Annotated[str, Meta(description="kernels: auto, cpu, torch, reference")] = "auto"
     threads: Annotated[
         Positive | None, Meta(description="compute threads [the cores that this process may use]")
     ] = None

@@ -1,14 +1,14 @@
-"""The `cpu` backend: every operator of a step in C++, its work taken in small pieces by threads that do not spin."""
+"""The `cpu` backend: the operators of a step in C++, their work taken in small pieces by whoever has a core."""
 
 import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from pillion.kernels.cpu import native
 from pillion.kernels.cpu.cache import GROUP, PagedCache
 from pillion.kernels.interface import AttentionBatch, CacheShape, Capabilities, Linear
-from pillion.kernels.torch.linear import PlainLinear
 
 _NO_WINDOW = 1 << 40
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -17,9 +17,10 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 class Pool:
     """The threads. Freed with its last user."""
 
-    def __init__(self, threads: int) -> None:
-        self._free = native.library().pillion_pool_free
-        self.pointer = native.library().pillion_pool(threads)
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self.library = library
+        self._free = library.pillion_pool_free
+        self.pointer = library.pillion_pool(threads)
 
     def __del__(self) -> None:
         self._free(self.pointer)
@@ -30,19 +31,21 @@ class PackedLinear:
 
     def __init__(self, pool: Pool, weight: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
-        weight = weight.contiguous()
+        self._odd = self.in_features % 2
+        weight = functional.pad(weight, (0, self._odd)).contiguous()
+        inputs = weight.shape[1]
         panels = -(-self.out_features // GROUP)
-        self._panels = torch.empty(panels * self.in_features * GROUP, dtype=torch.bfloat16)
+        self._panels = torch.empty(panels * inputs * GROUP, dtype=torch.bfloat16)
         self._bias = None if bias is None else bias.contiguous()
-        library = native.library()
+        library = pool.library
         library.pillion_pack(weight.data_ptr(), *weight.shape, self._panels.data_ptr())
         self._pool = pool
         self._call = library.pillion_linear
         bias_at = None if self._bias is None else self._bias.data_ptr()
-        self._fixed = (pool.pointer, self._panels.data_ptr(), bias_at, self.out_features, self.in_features)
+        self._fixed = (pool.pointer, self._panels.data_ptr(), bias_at, self.out_features, inputs)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
+        x = functional.pad(x, (0, 1)) if self._odd else x.contiguous()
         out = x.new_empty(len(x), self.out_features)
         self._call(*self._fixed, x.data_ptr(), len(x), out.data_ptr())
         return out
@@ -55,7 +58,7 @@ class WideLinear:
         self.out_features, self.in_features = weight.shape
         self._pool = pool
         self._weight = weight.contiguous()
-        self._call = native.library().pillion_logits
+        self._call = pool.library.pillion_logits
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -98,18 +101,17 @@ class CpuBackend:
         block_size=32,
         tile=16,
         row_invariant=True,
+        any_rows=True,
     )
 
-    def __init__(self) -> None:
-        """Raises NoKernels."""
-        self._library = native.library()
+    def __init__(self, march: str = "native") -> None:
+        """With as many threads as torch has now. Raises NoKernels."""
+        self._library = native.library(march)
         self.target: str = self._library.pillion_target().decode()
         self.build = f"cpu-1 {self.target}"
-        self._pool = Pool(torch.get_num_threads())
+        self._pool = Pool(self._library, torch.get_num_threads())
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        if weight.dtype != torch.bfloat16 or weight.shape[1] % 2:
-            return PlainLinear(weight, bias)
         return PackedLinear(self._pool, weight, bias)
 
     def prepare_logits(self, weight: Tensor) -> Linear:
@@ -117,9 +119,7 @@ class CpuBackend:
 
     def allocate_cache(self, shape: CacheShape) -> PagedCache:
         if shape.block_size % GROUP:
-            raise ValueError(
-                f"the block size {shape.block_size} is no multiple of {GROUP}; set --block-size"
-            )
+            raise ValueError(f"the block size {shape.block_size} is no multiple of {GROUP}; set --block-size")
         return PagedCache(shape)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,7 +1,6 @@
 """Paged keys and values as the kernels read them."""
 
 import ctypes
-from itertools import count
 
 import torch
 from torch import Tensor

@@ -4,14 +4,18 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-O3", "-march=native", "-std=c++20", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+# Products and sums are joined only where the source says so: a row's bits must not depend on its neighbours.
+_FLAGS = ("-O3", "-std=c++20", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 _COMPILERS = ("g++", "clang++", "c++")
 BUILD_SECONDS = 300.0
 
@@ -58,18 +62,23 @@ _SIGNATURES = {
     "pillion_silu_mul": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER)),
     "pillion_attention": (
         None,
-        (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG)
-        + (_FLOAT, _POINTER),
+        (
+            *(_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG),
+            *(_FLOAT, _POINTER),
+        ),
     ),
 }
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
-    """The loaded kernels. Builds them if need be, which takes some seconds. Raises NoKernels."""
-    path = _folder() / f"cpu-{_key()}.so"
+def library(march: str = "native") -> ctypes.CDLL:
+    """The kernels for this machine, loaded; built first if need be. Raises NoKernels.
+
+    `march` is the compiler's name of a processor; tests ask for lesser ones.
+    """
+    path = _folder() / f"cpu-{_key(march)}.so"
     if not path.is_file():
-        _build(path)
+        _build(path, march)
     try:
         found = ctypes.CDLL(str(path))
     except OSError as error:
@@ -85,10 +94,9 @@ def _folder() -> Path:
     return Path(base) / "pillion" / "kernels"
 
 
-@functools.cache
-def _key() -> str:
+def _key(march: str) -> str:
     """Names the sources, how they are built, and the machine that they are built for."""
-    digest = hashlib.sha256("\n".join((*_FLAGS, *_compiler(), platform.machine(), _cpu())).encode())
+    digest = hashlib.sha256("\n".join((march, *_FLAGS, *_compiler(), platform.machine(), _cpu())).encode())
     for source in sorted((*_SOURCES.glob("*.hpp"), *_SOURCES.glob("*.cpp"))):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
@@ -103,19 +111,20 @@ def _cpu() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-@functools.cache
 def _compiler() -> tuple[str, str]:
     """Its path and its version."""
     named = os.environ.get("CXX")
     for name in (named,) if named else _COMPILERS:
         if path := shutil.which(name):
-            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30, check=False)
+            done = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=30, check=False
+            )
             return path, done.stdout.partition("\n")[0]
     what = f"CXX names {named}, which is not there" if named else "there is no C++ compiler"
     raise NoKernels(f"{what} (Debian, Ubuntu: apt install g++)")
 
 
-def _build(path: Path) -> None:
+def _build(path: Path, march: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (path.parent / ".lock").open("w") as lock:
@@ -123,12 +132,14 @@ def _build(path: Path) -> None:
             if path.is_file():
                 return
             part = path.with_suffix(".part")
-            command = [_compiler()[0], *_FLAGS, "-o", str(part), str(_SOURCES / "exports.cpp")]
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
-            )
+            source = str(_SOURCES / "exports.cpp")
+            command = [_compiler()[0], f"-march={march}", *_FLAGS, "-o", str(part), source]
+            log.info("building the kernels for this machine, once; this takes some seconds")
+            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
             if done.returncode:
-                errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr[-300:]]
+                errors = [line for line in done.stderr.splitlines() if "error" in line] or [
+                    done.stderr[-300:]
+                ]
                 raise NoKernels(f"{command[0]} cannot build them ({errors[0].strip()})")
             part.rename(path)
     except subprocess.TimeoutExpired:

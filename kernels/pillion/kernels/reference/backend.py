@@ -53,6 +53,7 @@ class ReferenceBackend:
         block_size=16,
         tile=1,
         row_invariant=True,
+        any_rows=True,
     )
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:

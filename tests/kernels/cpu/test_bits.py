@@ -1,0 +1,112 @@
+"""The same bits for every number of rows, every chunking, every count of threads."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from pillion.kernels.cpu import CpuBackend
+from pillion.kernels.interface import AttentionBatch, CacheShape
+
+BF16 = torch.bfloat16
+
+
+def noise(*size, seed=0):
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def backends():
+    """One for each count of threads."""
+    before = torch.get_num_threads()
+    made = []
+    for threads in (1, 2, 5):
+        torch.set_num_threads(threads)
+        made.append(CpuBackend())
+    torch.set_num_threads(before)
+    return made
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (1000, 130)])
+def test_each_row_of_a_product_stands_alone(backends, outputs, inputs):
+    weight, x = noise(outputs, inputs, seed=1).to(BF16), noise(120, inputs, seed=2).to(BF16)
+    bias = noise(outputs, seed=3).to(BF16)
+    whole = backends[0].prepare_linear(weight, bias)(x)
+    wide = backends[0].prepare_logits(weight)(x.float())
+    for backend in backends:
+        linear, head = backend.prepare_linear(weight, bias), backend.prepare_logits(weight)
+        for count in (1, 2, 3, 5, 6, 7, 12, 47, 48, 49, 120):
+            first = 120 - count
+            assert torch.equal(linear(x[first:]), whole[first:])
+            assert torch.equal(head(x[first:].float()), wide[first:])
+
+
+def attend(backend, q, k, v, chunks, window, block_size=16):
+    """Attention of one sequence, computed chunk by chunk. Chunks are token counts."""
+    length, heads, size = q.shape
+    blocks = -(-length // block_size)
+    shape = CacheShape(1, blocks + 1, block_size, k.shape[1], size, BF16, torch.device("cpu"))
+    cache = backend.allocate_cache(shape)
+    table = torch.arange(1, blocks + 1, dtype=torch.int32)[None]
+    parts = []
+    for begin, end in itertools.pairwise([0, *itertools.accumulate(chunks)]):
+        positions = torch.arange(begin, end)
+        batch = AttentionBatch(
+            positions=positions,
+            slot_mapping=table[0, positions // block_size].long() * block_size + positions % block_size,
+            cu_seqlens_q=torch.tensor([0, end - begin], dtype=torch.int32),
+            seqused_k=torch.tensor([end], dtype=torch.int32),
+            block_table=table,
+            query_lens=[end - begin],
+            kv_lens=[end],
+        )
+        step = backend.begin(cache, batch, heads)
+        parts.append(backend.attention(step, 0, q[begin:end], k[begin:end], v[begin:end], window).clone())
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(6, 2, 64), (4, 4, 40), (7, 1, 128)])
+def test_attention_is_the_same_for_every_chunking(backends, heads, kv_heads, size, window):
+    length, drawn = 200, random.Random(1)
+    q, k = noise(length, heads, size, seed=1), noise(length, kv_heads, size, seed=2)
+    v = noise(length, kv_heads, size, seed=3).to(BF16)
+    whole = attend(backends[0], q, k, v, [length], window)
+    assert torch.isfinite(whole).all()
+    for turn, backend in enumerate(backends * 2):
+        chunks = [1] * length if turn == 0 else []
+        while sum(chunks) < length:
+            chunks.append(min(length - sum(chunks), drawn.choice([1, 2, 5, 15, 16, 17, 64, 90])))
+        assert torch.equal(attend(backend, q, k, v, chunks, window), whole), chunks
+
+
+def test_a_row_that_is_no_number_spoils_no_other(backends):
+    for backend in backends:
+        x = noise(20, 64, seed=4).to(BF16)
+        linear = backend.prepare_linear(noise(80, 64, seed=5).to(BF16))
+        clean = linear(x)
+        x[7] = float("nan")
+        out = linear(x)
+        assert out[7].isnan().all()
+        keep = [row for row in range(20) if row != 7]
+        assert torch.equal(out[keep], clean[keep])
+        q, k = noise(40, 4, 64, seed=1), noise(40, 2, 64, seed=2)
+        v = noise(40, 2, 64, seed=3).to(BF16)
+        clean = attend(backend, q, k, v, [40], None)
+        q[30] = float("nan")
+        out = attend(backend, q, k, v, [40], None)
+        assert out[30].isnan().all()
+        keep = [row for row in range(40) if row != 30]
+        assert torch.equal(out[keep], clean[keep])
+
+
+def test_threads_that_come_late_lose_and_double_no_work(backends):
+    """Many short jobs back to back: each output is written, by its own job."""
+    x = noise(1, 64, seed=6).to(BF16)
+    weights = [noise(160, 64, seed=10 + n).to(BF16) for n in range(4)]
+    for backend in backends:
+        linears = [backend.prepare_linear(weight) for weight in weights]
+        expected = [linear(x) for linear in linears]
+        for turn in range(3000):
+            assert torch.equal(linears[turn % 4](x), expected[turn % 4])

@@ -160,7 +160,7 @@ def _compiler(_: Config) -> Finding:
         "warn",
         "compiler",
         "no C++ compiler",
-        "nothing needs it yet; later kernels will (Debian, Ubuntu: apt install g++)",
+        "our own kernels need one (Debian, Ubuntu: apt install g++); without it torch's do the work, slower",
     )
 
 

@@ -10,6 +10,7 @@ from pillion.kernels.cpu import CpuBackend
 from pillion.kernels.interface import AttentionBatch, CacheShape
 from pillion.kernels.reference import ReferenceBackend
 from pillion.kernels.torch import TorchBackend
+from tests.cpu_kernels import cpu_backend
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -25,7 +26,7 @@ CLAIMED = [
 @pytest.fixture(scope="module", params=CLAIMED, ids=lambda pair: f"{pair[0]}-{str(pair[1])[6:]}")
 def claimed(request):
     name, dtype = request.param
-    return BACKENDS[name](), dtype
+    return (cpu_backend() if name == "cpu" else BACKENDS[name]()), dtype
 
 
 @pytest.fixture

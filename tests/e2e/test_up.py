@@ -39,7 +39,7 @@ def test_it_says_what_stands(stack: Rig) -> None:
     assert "Pillion serves demo, ready after" in said
     for pattern in (
         r"computes  \w+, \d+ threads",
-        r"backend   cpu \(the best that runs bfloat16 on cpu\)",
+        r"backend   (cpu|torch) \(the best that runs \w+ on \w+",
         r"holds     \d+ KV blocks of \d+ tokens: \d+ requests of the full 8192",
     ):
         stack.wait_line(pattern, 1)

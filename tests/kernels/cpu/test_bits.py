@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from pillion.kernels.cpu import CpuBackend
 from pillion.kernels.interface import AttentionBatch, CacheShape
+from tests.cpu_kernels import cpu_backend
 
 BF16 = torch.bfloat16
 
@@ -23,7 +23,7 @@ def backends():
     made = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        made.append(CpuBackend())
+        made.append(cpu_backend())
     torch.set_num_threads(before)
     return made
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pillion.kernels.cpu import CpuBackend
+from tests.cpu_kernels import cpu_backend
 from tests.kernels.cpu.test_bits import BF16, attend, noise
 
 TARGETS = {"x86-64-v4": "AVX-512", "x86-64-v3": "AVX2", "x86-64": "portable"}  # by -march
@@ -15,7 +15,7 @@ HERE = [march for march, flag in NEEDS.items() if flag in Path("/proc/cpuinfo").
 
 @pytest.mark.parametrize("march", HERE)
 def test_a_lesser_target_agrees(march):
-    ours, other = CpuBackend(), CpuBackend(march)
+    ours, other = cpu_backend(), cpu_backend(march)
     assert other.target == TARGETS[march]
     weight, x = noise(1000, 130, seed=1).to(BF16), noise(50, 130, seed=2).to(BF16)
     q, k, v = noise(150, 6, 64, seed=1), noise(150, 2, 64, seed=2), noise(150, 2, 64, seed=3).to(BF16)

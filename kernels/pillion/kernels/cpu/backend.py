@@ -1,4 +1,4 @@
-"""The `cpu` backend: the operators of a step in C++, their work taken in small pieces by whoever has a core."""
+"""The `cpu` backend: a step's operators in C++, their work taken in small pieces by whoever has a core."""
 
 import ctypes
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
 # Products and sums are joined only where the source says so: a row's bits must not depend on its neighbours.
 _FLAGS = ("-O3", "-std=c++20", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
-_COMPILERS = ("g++", "clang++", "c++")
+COMPILERS = ("g++", "clang++", "c++")
 BUILD_SECONDS = 300.0
 
 
@@ -114,7 +114,7 @@ def _cpu() -> str:
 def _compiler() -> tuple[str, str]:
     """Its path and its version."""
     named = os.environ.get("CXX")
-    for name in (named,) if named else _COMPILERS:
+    for name in (named,) if named else COMPILERS:
         if path := shutil.which(name):
             done = subprocess.run(
                 [path, "--version"], capture_output=True, text=True, timeout=30, check=False

@@ -73,7 +73,8 @@ inline void write_kv(Pool& pool, const Cache& cache, const Batch& batch, const f
   });
 }
 
-// Scores of R rows with 64 keys. `query` bfloat16 [R][padded], `scores` [R][64].
+// Scores of R rows with 64 keys. `query` bfloat16 [R][2][padded], the number and what is lost of it;
+// `scores` [R][64].
 template <int R>
 inline void score(const uint16_t* query, const uint16_t* const* groups, int64_t padded, float* scores) {
   vfloat sums[R][4] = {};
@@ -81,8 +82,9 @@ inline void score(const uint16_t* query, const uint16_t* const* groups, int64_t 
     vpair keys[4];
     for (int g = 0; g < 4; ++g) keys[g] = load_pairs(groups[g] + pair * kGroup * 2);
     for (int r = 0; r < R; ++r) {
-      const vpair q = spread_pair(query + r * padded + pair * 2);
-      for (int g = 0; g < 4; ++g) sums[r][g] = dot(sums[r][g], q, keys[g]);
+      const vpair q = spread_pair(query + 2 * r * padded + pair * 2);
+      const vpair rest = spread_pair(query + (2 * r + 1) * padded + pair * 2);
+      for (int g = 0; g < 4; ++g) sums[r][g] = dot(dot(sums[r][g], rest, keys[g]), q, keys[g]);
     }
   }
   for (int r = 0; r < R; ++r)
@@ -140,7 +142,7 @@ struct Scratch {
   std::vector<float> top, scale;
 
   void grow(size_t rows, size_t padded) {
-    if (query.size() < rows * padded) query.resize(rows * padded), out.resize(rows * padded);
+    if (out.size() < rows * padded) query.resize(2 * rows * padded), out.resize(rows * padded);
     if (top.size() < rows) top.resize(rows), scale.resize(rows), total.resize(rows), weights.resize(rows * kSpan);
   }
 };
@@ -156,9 +158,12 @@ inline void attend_tile(const Cache& cache, const int32_t* blocks, int64_t kv_he
   scratch.grow(static_cast<size_t>(rows), static_cast<size_t>(padded));
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = q + row / share * q_row + (kv_head * share + row % share) * q_head;
-    uint16_t* to = scratch.query.data() + row * padded;
-    for (int64_t i = 0; i < size; ++i) to[i] = narrow(from[i]);
-    for (int64_t i = size; i < padded; ++i) to[i] = 0;
+    uint16_t *to = scratch.query.data() + 2 * row * padded, *rest = to + padded;
+    for (int64_t i = 0; i < size; ++i) {
+      to[i] = narrow(from[i]);
+      rest[i] = narrow(from[i] - widen(to[i]));
+    }
+    for (int64_t i = size; i < padded; ++i) to[i] = rest[i] = 0;
   }
   std::fill_n(scratch.out.begin(), rows * padded, 0.0f);
   std::fill_n(scratch.total.begin(), rows, vfloat{});
@@ -183,7 +188,7 @@ inline void attend_tile(const Cache& cache, const int32_t* blocks, int64_t kv_he
       const int many = static_cast<int>(std::min<int64_t>(kRows, rows - first));
       with_rows(many, [&](auto constant) {
         constexpr int R = decltype(constant)::value;
-        score<R>(scratch.query.data() + first * padded, keys, padded, scores);
+        score<R>(scratch.query.data() + 2 * first * padded, keys, padded, scores);
         for (int r = 0; r < R; ++r) {
           const int64_t last = position + (first + r) / share;  // the last key that the row sees
           const int64_t from = last - window + 1;

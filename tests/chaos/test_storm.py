@@ -41,7 +41,7 @@ async def test_a_rolling_restart_and_a_storm_lose_and_double_no_token(
     )
     stack = Rig(tmp_path, *settings, log=tmp_path / "log")
     try:
-        record = await run(Options(streams=8, seed=5, output=240, blows=BLOWS), stack, print)
+        record = await run(Options(streams=8, seed=5, output=600, blows=BLOWS), stack, print)
     finally:
         code = await asyncio.to_thread(stack.end)
     raw = report.raw(record, stack.said)

@@ -16,7 +16,7 @@ from pillion.ops.stack import redis_url, socket_folder
 from tests.e2e.conftest import StartStack
 
 BODIES = [
-    {"prompt": "ab" * (8 + number), "max_tokens": 500 + 10 * number, "seed": number, "temperature": 1.0,
+    {"prompt": "ab" * (8 + number), "max_tokens": 1500 + 10 * number, "seed": number, "temperature": 1.0,
      "ignore_eos": True, "stream": True, "return_token_ids": True}
     for number in range(6)
 ]  # fmt: skip
@@ -48,8 +48,8 @@ async def progress(readers: list[Reader], tokens: int) -> None:
     wanted = [len(reader.tokens) + tokens for reader in readers]
     async with asyncio.timeout(90):
         while any(len(reader.tokens) < count for reader, count in zip(readers, wanted, strict=True)):
+            assert not any(reader.task.done() for reader in readers), "it was to be in mid-stream"
             await asyncio.sleep(0.01)
-    assert not any(reader.task.done() for reader in readers), "it was to be in mid-stream"
 
 
 def schedulers(stack: Rig) -> list[int]:
@@ -63,7 +63,7 @@ async def test_flushall_in_mid_stream_and_two_dead_schedulers_cost_no_token(star
     url = await asyncio.to_thread(lambda: stack.url)
     connection = Connection(redis_url(socket_folder(stack.state / "default") / "valkey.sock"), "test")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        alone = [await Reader(session, url, body).task for body in BODIES]
+        alone = await asyncio.gather(*(Reader(session, url, body).task for body in BODIES))
         assert [len(tokens) for tokens in alone] == [body["max_tokens"] for body in BODIES]
         readers = [Reader(session, url, body) for body in BODIES]
         await progress(readers, 10)

@@ -31,7 +31,8 @@ def select(name: str, dtype: torch.dtype, device: torch.device) -> Selected:
     """`name` is `auto` or a backend's name. Raises NoBackend."""
     if name != "auto" and name not in _BACKENDS:
         raise NoBackend(f"there is no backend {name}; choose auto, {', '.join(_BACKENDS)}")
-    passed_over: list[str] = []
+    lacks: list[str] = []
+    unbuilt: list[str] = []
     for known, make in _BACKENDS.items():
         if name not in ("auto", known):
             continue
@@ -40,12 +41,12 @@ def select(name: str, dtype: torch.dtype, device: torch.device) -> Selected:
             try:
                 backend: Backend = make()
             except NoKernels as error:
-                passed_over.append(f"the {known} kernels: {error}")
+                unbuilt.append(f"the {known} kernels: {error}")
                 continue
             reason = "asked for" if name != "auto" else f"the best that runs {_name(dtype)} on {device.type}"
-            return Selected(backend, "; ".join([reason, *passed_over]))
-        passed_over.append(f"{known} does not run {lack}")
-    raise NoBackend(f"{'; '.join(passed_over)}; choose another --backend, --dtype or --device")
+            return Selected(backend, "; ".join([reason, *unbuilt]))
+        lacks.append(f"{known} does not run {lack}")
+    raise NoBackend(f"{'; '.join(lacks + unbuilt)}; choose another --backend, --dtype or --device")
 
 
 def _lack(capabilities: Capabilities, dtype: torch.dtype, device: torch.device) -> str | None:

@@ -75,5 +75,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 def test_float32_is_left_to_torch():
     selected = select("auto", torch.float32, CPU)
-    assert selected.backend.name == "torch"
-    assert "cpu does not run float32" in selected.reason
+    assert (selected.backend.name, selected.reason) == ("torch", "the best that runs float32 on cpu")
+    with pytest.raises(NoBackend, match="cpu does not run float32; choose another"):
+        select("cpu", torch.float32, CPU)

@@ -139,9 +139,12 @@ class Stream:
 
 
 def same(events: list[Event]) -> list[tuple[str | None, Any]]:
-    """Less what differs between two runs of one request: its id and its time."""
+    """Less what differs between two runs of one request: its id, with the events' checksums, and its time."""
     return [
-        (id, data if data == b"[DONE]" else json.dumps(json.loads(data) | {"id": "", "created": 0}))
+        (
+            id and id.partition("-")[0],
+            data if data == b"[DONE]" else json.dumps(json.loads(data) | {"id": "", "created": 0}),
+        )
         for id, data in events
     ]
 

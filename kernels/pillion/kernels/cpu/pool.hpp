@@ -39,11 +39,10 @@ class Pool {
     context_ = &f;
     pieces_.store(pieces, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);
-    const uint32_t turn = turn_.load(std::memory_order_relaxed) + 1;
-    left_.store(static_cast<uint64_t>(turn) << 32 | static_cast<uint64_t>(pieces), std::memory_order_release);
-    turn_.store(turn, std::memory_order_release);
+    left_.store(pieces, std::memory_order_release);
+    turn_.fetch_add(1, std::memory_order_release);
     turn_.notify_all();
-    take(turn);
+    take();
     for (int spins = 0; done_.load(std::memory_order_acquire) != pieces;) {
       if (++spins < kSpins) {
         pause();
@@ -76,18 +75,18 @@ class Pool {
         continue;
       }
       seen = turn;
-      take(turn);
+      take();
     }
   }
 
-  // A piece is taken together with the turn that it belongs to, so that one who comes late takes none of a
-  // later job. The last piece goes first.
-  void take(uint32_t turn) {
-    uint64_t left = left_.load(std::memory_order_acquire);
-    while (left >> 32 == turn && (left & 0xffffffffu) != 0) {
+  // Whoever has taken a piece has one of the job that runs, since its caller waits for that piece; so one who
+  // comes late for a job helps with the next. The last piece goes first.
+  void take() {
+    int64_t left = left_.load(std::memory_order_acquire);
+    while (left > 0) {
       if (!left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
-      call_(context_, static_cast<int64_t>(left & 0xffffffffu) - 1);
-      const int64_t pieces = pieces_.load(std::memory_order_relaxed);  // ours: the caller waits for this piece
+      call_(context_, left - 1);
+      const int64_t pieces = pieces_.load(std::memory_order_relaxed);
       if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) done_.notify_all();
       left = left_.load(std::memory_order_acquire);
     }
@@ -96,7 +95,7 @@ class Pool {
   std::vector<std::thread> workers_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> turn_{0};
-  std::atomic<uint64_t> left_{0};  // turn << 32 | pieces that nobody took yet
+  std::atomic<int64_t> left_{0};  // pieces that nobody took yet
   std::atomic<int64_t> pieces_{0};
   std::atomic<int64_t> done_{0};
   void (*call_)(const void*, int64_t) = nullptr;

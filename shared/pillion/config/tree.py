@@ -21,6 +21,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Positive = Annotated[int, Meta(ge=1)]
+Threads = Annotated[int, Meta(ge=1, le=1024)]
 
 
 class Stack(Section, frozen=True):
@@ -255,7 +256,7 @@ class Executor(Section, frozen=True):
     ] = None
     backend: Annotated[str, Meta(description="kernels: auto, cpu, torch, reference")] = "auto"
     threads: Annotated[
-        Positive | None, Meta(description="compute threads [the cores that this process may use]")
+        Threads | None, Meta(description="compute threads [the cores that this process may use]")
     ] = None
     block_size: Annotated[
         Positive | None, Meta(description="token positions a KV block [the backend's choice]")

@@ -1,5 +1,11 @@
 """How the kernels are built, and what is said where they cannot be."""
 
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +14,13 @@ from pillion.kernels.select import NoBackend, select
 from tests.cpu_kernels import cpu_backend
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def built():
+    """The kernels of this machine, as files."""
+    cpu_backend()
+    return Path(native.library()._name)
 
 
 @pytest.fixture
@@ -57,19 +70,70 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(elsewhere, tmp_path,
         native.library()
 
 
-def test_what_cannot_be_loaded_is_named(elsewhere, tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "CXX", compiler(tmp_path / "cc", '[ "$1" = --version ] || { shift 7; echo x > "$2"; }')
+@pytest.mark.parametrize("harm", [lambda data: data[:4096], lambda data: data[:-100] + bytes(100)])
+def test_a_damaged_file_is_not_loaded_but_built_again(built, elsewhere, monkeypatch, harm):
+    """To load one may end the process."""
+    elsewhere.mkdir(parents=True)
+    shutil.copy(built.with_suffix(".sha256"), elsewhere)
+    damaged = elsewhere / built.name
+    damaged.write_bytes(harm(built.read_bytes()))
+    again = []
+    monkeypatch.setattr(native, "_build", lambda path, march: again.append(path))
+    monkeypatch.setattr(
+        native.ctypes, "CDLL", lambda path: pytest.fail("loaded") if not again else ctypes.PyDLL(None)
     )
-    with pytest.raises(NoKernels, match=r"cannot load .*cpu-.*\.so .*delete it"):
+    with pytest.raises(NoKernels, match="undefined symbol"):  # of what stands in for it
+        native.library()
+    assert again == [damaged]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('echo x > "${@: -2:1}"', "cannot build or load them as .*invalid ELF header|file too short"),
+        ("exit 0", r"cannot build them \(it ended with 0 and made nothing\)"),
+        ("kill -9 $$", r"cannot build them \(it ended with -9 and made nothing\)"),
+    ],
+)
+def test_a_compiler_that_makes_no_kernels_is_no_reason_to_fall(
+    elsewhere, tmp_path, monkeypatch, script, message
+):
+    cxx = tmp_path / "cc"
+    cxx.write_text(f'#!/bin/bash\n[ "$1" = --version ] && exit 0\n{script}\n')
+    cxx.chmod(0o755)
+    monkeypatch.setenv("CXX", str(cxx))
+    with pytest.raises(NoKernels, match=message):
         native.library()
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    native.library.cache_clear()
-    with pytest.raises(NoKernels, match=r"cannot keep them in .*Not a directory"):
+def test_more_threads_than_the_system_gives_are_an_error_and_no_end():
+    cpu_backend()
+    script = (
+        "import resource\n"
+        "from pillion.kernels.cpu import NoKernels, native\n"
+        "from pillion.kernels.cpu.backend import Pool\n"
+        "library = native.library()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, resource.RLIM_INFINITY))\n"
+        "Pool(library, 2)\n"
+        "try:\n"
+        "    Pool(library, 30000)\n"
+        "except NoKernels as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "the system does not give 30000 threads; lower --threads\n")
+
+
+def test_cxx_may_have_arguments(elsewhere, tmp_path, monkeypatch):
+    monkeypatch.setenv(
+        "CXX", compiler(tmp_path / "cc", 'echo "$@"; [ "$2" = --version ] || exit 1') + " -m64"
+    )
+    with pytest.raises(NoKernels, match=r"cc cannot build them \(it ended with 1"):
+        native.library()
+    (tmp_path / "cc").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(NoKernels, match=r"cannot run .*cc: Exec format error"):
         native.library()
 
 

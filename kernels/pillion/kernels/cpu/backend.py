@@ -18,12 +18,16 @@ class Pool:
     """The threads. Freed with its last user."""
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        """Raises NoKernels."""
         self.library = library
         self._free = library.pillion_pool_free
         self.pointer = library.pillion_pool(threads)
+        if self.pointer is None:
+            raise native.NoKernels(f"the system does not give {threads} threads; lower --threads")
 
     def __del__(self) -> None:
-        self._free(self.pointer)
+        if self.pointer is not None:
+            self._free(self.pointer)
 
 
 class PackedLinear:

@@ -24,7 +24,8 @@ const char* pillion_target() {
 #endif
 }
 
-Pool* pillion_pool(int threads) { return new Pool(threads); }
+// Null where the system gives no more threads.
+Pool* pillion_pool(int threads) { return Pool::start(threads); }
 void pillion_pool_free(Pool* pool) { delete pool; }
 
 void pillion_pack(const uint16_t* weight, int64_t outputs, int64_t inputs, uint16_t* packed) {

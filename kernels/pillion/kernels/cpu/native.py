@@ -7,8 +7,10 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -77,15 +79,15 @@ def library(march: str = "native") -> ctypes.CDLL:
     `march` is the compiler's name of a processor; tests ask for lesser ones.
     """
     path = _folder() / f"cpu-{_key(march)}.so"
-    if not path.is_file():
-        _build(path, march)
     try:
+        if not _whole(path):
+            _build(path, march)
         found = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NoKernels(f"cannot load {path} ({error}); delete it to have it built again") from None
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(found, name)
-        function.restype, function.argtypes = result, arguments
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise NoKernels(f"cannot build or load them as {path}: {error}") from None
     return found
 
 
@@ -96,7 +98,10 @@ def _folder() -> Path:
 
 def _key(march: str) -> str:
     """Names the sources, how they are built, and the machine that they are built for."""
-    digest = hashlib.sha256("\n".join((march, *_FLAGS, *_compiler(), platform.machine(), _cpu())).encode())
+    command, version = _compiler()
+    digest = hashlib.sha256(
+        "\n".join((march, *_FLAGS, *command, version, platform.machine(), _cpu())).encode()
+    )
     for source in sorted((*_SOURCES.glob("*.hpp"), *_SOURCES.glob("*.cpp"))):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
@@ -111,38 +116,58 @@ def _cpu() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _compiler() -> tuple[str, str]:
-    """Its path and its version."""
+def _compiler() -> tuple[list[str], str]:
+    """Its command and its version. `CXX` may name one with arguments."""
     named = os.environ.get("CXX")
-    for name in (named,) if named else COMPILERS:
-        if path := shutil.which(name):
-            done = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, timeout=30, check=False
-            )
-            return path, done.stdout.partition("\n")[0]
+    for candidate in (named,) if named else COMPILERS:
+        command = shlex.split(candidate)
+        if command and shutil.which(command[0]):
+            done = _run([*command, "--version"])
+            return command, done.stdout.partition("\n")[0]
     what = f"CXX names {named}, which is not there" if named else "there is no C++ compiler"
     raise NoKernels(f"{what} (Debian, Ubuntu: apt install g++)")
 
 
-def _build(path: Path, march: str) -> None:
+def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # another process builds: its result is waited for
-            if path.is_file():
-                return
-            part = path.with_suffix(".part")
-            source = str(_SOURCES / "exports.cpp")
-            command = [_compiler()[0], f"-march={march}", *_FLAGS, "-o", str(part), source]
-            log.info("building the kernels for this machine, once; this takes some seconds")
-            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
-            if done.returncode:
-                errors = [line for line in done.stderr.splitlines() if "error" in line] or [
-                    done.stderr[-300:]
-                ]
-                raise NoKernels(f"{command[0]} cannot build them ({errors[0].strip()})")
-            part.rename(path)
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=BUILD_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise NoKernels(f"building them took longer than {BUILD_SECONDS:.0f} s") from None
+        raise NoKernels(f"{command[0]} took longer than {BUILD_SECONDS:.0f} s") from None
     except OSError as error:
-        raise NoKernels(f"cannot keep them in {path.parent}: {error.strerror or error}") from None
+        raise NoKernels(f"cannot run {command[0]}: {error.strerror or error}") from None
+
+
+def _whole(path: Path) -> bool:
+    """Whether it is as it was built: to load a damaged one ends the process."""
+    try:
+        return path.with_suffix(".sha256").read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return False
+
+
+def _build(path: Path, march: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process builds: its result is waited for
+        if _whole(path):
+            return
+        # A folder of its own: the compiler of an executor that was killed may still write.
+        with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as folder:
+            part = Path(folder) / path.name
+            source = str(_SOURCES / "exports.cpp")
+            command = [*_compiler()[0], f"-march={march}", *_FLAGS, "-o", str(part), source]
+            log.info("building the kernels for this machine, once; this takes some seconds")
+            done = _run(command)
+            if done.returncode or not part.is_file():
+                raise NoKernels(f"{command[0]} cannot build them ({_reason(done)})")
+            built = part.read_bytes()
+            part.rename(path)
+        path.with_suffix(".sha256").write_text(hashlib.sha256(built).hexdigest())
+
+
+def _reason(done: "subprocess.CompletedProcess[str]") -> str:
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    told = [line for line in lines if "error" in line or "No space" in line] or lines[-1:]
+    return told[0] if told else f"it ended with {done.returncode} and made nothing"

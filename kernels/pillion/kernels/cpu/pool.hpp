@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -14,9 +16,19 @@ namespace pillion {
 
 class Pool {
  public:
-  explicit Pool(int threads) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  // Null where the system gives no more threads.
+  static Pool* start(int threads) {
+    auto pool = std::make_unique<Pool>();
+    try {
+      for (int i = 1; i < threads; ++i) pool->workers_.emplace_back([at = pool.get()] { at->work(); });
+    } catch (const std::system_error&) {
+      return nullptr;
+    }
+    return pool.release();
   }
+
+  Pool() = default;
+  Pool(const Pool&) = delete;
 
   ~Pool() {
     stopping_.store(true);

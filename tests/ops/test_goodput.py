@@ -17,9 +17,11 @@ def line(*tokens: float, sent: float = 100.0, **changes: Any) -> Timeline:
 
 
 def test_arrivals_are_the_seed_s_and_a_poisson_process():
-    drawn = arrivals(20.0, 100.0, 1, Shape())
-    assert drawn == arrivals(20.0, 100.0, 1, Shape())
-    assert drawn != arrivals(20.0, 100.0, 2, Shape())
+    drawn = arrivals(1.0, 20.0, 100.0, 1, Shape())
+    assert drawn == arrivals(1.0, 20.0, 100.0, 1, Shape())
+    assert drawn != arrivals(1.0, 20.0, 100.0, 2, Shape())
+    # No prompt of one point is a hit of another's.
+    assert drawn[0].prompt[:4] != arrivals(2.0, 20.0, 100.0, 1, Shape())[0].prompt[:4]
     assert len(drawn) == pytest.approx(2000, rel=0.1)
     gaps = [b.at - a.at for a, b in itertools.pairwise(drawn)]
     mean = sum(gaps) / len(gaps)

@@ -66,9 +66,9 @@ class Outcome:
         return self.ttft <= ttft and (self.gap_p99 is None or self.gap_p99 <= tbt)
 
 
-def arrivals(rate: float, seconds: float, seed: int, shape: Shape) -> list[Arrival]:
-    """A Poisson process of `rate` a second."""
-    random_ = random.Random(seed)
+def arrivals(times: float, rate: float, seconds: float, seed: int, shape: Shape) -> list[Arrival]:
+    """A Poisson process of `rate` a second. Each point of the curve has prompts of its own: none hits another's."""
+    random_ = random.Random(f"{seed} {times}")
     drawn, at = [], random_.expovariate(rate)
     while at < seconds:
         drawn.append(Arrival(at, *shape.draw(random_)))
@@ -179,7 +179,7 @@ async def measure(url: str, shape: Shape, options: dict[str, Any]) -> dict[str, 
         points = []
         for times in options["times"]:
             rate = times * capacity
-            seen = await bench.point(arrivals(rate, seconds, seed, shape))
+            seen = await bench.point(arrivals(times, rate, seconds, seed, shape))
             point = summary(times, rate, seconds, seen, ttft, tbt)
             click.echo(json.dumps(point), err=True)
             points.append(point | {"requests": [list(asdict(one).values()) for one in seen]})

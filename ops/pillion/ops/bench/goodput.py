@@ -67,7 +67,7 @@ class Outcome:
 
 
 def arrivals(times: float, rate: float, seconds: float, seed: int, shape: Shape) -> list[Arrival]:
-    """A Poisson process of `rate` a second. Each point of the curve has prompts of its own: none hits another's."""
+    """A Poisson process of `rate` a second. Each point has prompts of its own, and none hits another's."""
     random_ = random.Random(f"{seed} {times}")
     drawn, at = [], random_.expovariate(rate)
     while at < seconds:

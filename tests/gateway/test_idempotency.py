@@ -113,10 +113,14 @@ async def test_a_refused_request_frees_its_key(start: Any) -> None:
         answer = stack.post(PATH, STREAM | {"stream": False}, headers=KEY)
         request = await stack.driver.request()
         if status == 429:
+            assert await stack.driver.connection.call("KEYS", "*:once:*")
             await stack.driver.publish(request.gateway, refusals=(Refusal(request.id, 429, "full"),))
         else:
             await brought(stack, request, 100, finish="length")
         assert (await answer)[0] == status
+        async with asyncio.timeout(10):  # the client is told first
+            while status == 429 and await stack.driver.connection.call("KEYS", "*:once:*"):
+                await asyncio.sleep(0.01)
     assert (await stack.fetch("GET", "/v1/streams/" + "0" * 32))[0] == 404
 
 

@@ -1,0 +1,64 @@
+"""What clients and probes see while the executor is stopped, and while it is gone."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pillion.ops import web
+from tests.e2e.conftest import StartStack
+
+BODY = {"prompt": "ab", "max_tokens": 1500, "ignore_eos": True, "stream": True, "return_token_ids": True,
+        "temperature": 0}  # fmt: skip
+
+
+def tokens(events: Iterator[Any]) -> list[int]:
+    return [token for event in events for token in event["choices"][0]["token_ids"]]
+
+
+def readiness(url: str) -> tuple[int, dict[str, Any]]:
+    status, answer = web.get(f"{url}/health/ready")
+    return status, answer
+
+
+def test_stopped_it_is_unready_and_goes_on_killed_new_work_is_refused_and_streams_go_on(
+    start_stack: StartStack,
+) -> None:
+    stack = start_stack("--threads", "1", "--hang-timeout", "60", "--step-timeout", "60")
+    url = stack.url
+    quiet = tokens(web.stream(f"{url}/v1/completions", BODY | {"cache_salt": "0"}))
+    assert len(quiet) == 1500
+
+    # S31
+    events = web.stream(f"{url}/v1/completions", BODY | {"cache_salt": "1"})
+    first = tokens([next(events)])
+    executor = stack.pids()["executor"]
+    os.kill(executor, signal.SIGSTOP)
+    begin = time.monotonic()
+    while (found := readiness(url))[0] == 200:
+        assert time.monotonic() - begin < 20
+        time.sleep(0.05)
+    status, answer = found
+    assert (status, answer["reason"]) == (503, "stalled")
+    (replica,) = answer["replicas"]
+    assert (replica["running"], replica["waiting"]) == (1, 0)
+    os.kill(executor, signal.SIGCONT)
+    assert first + tokens(events) == quiet
+    assert readiness(url)[0] == 200
+    assert stack.pids()["executor"] == executor
+
+    # S32
+    events = web.stream(f"{url}/v1/completions", BODY | {"cache_salt": "2"})
+    first = tokens([next(events)])
+    os.kill(executor, signal.SIGKILL)
+    while readiness(url)[0] == 200:
+        assert time.monotonic() - begin < 60
+    with pytest.raises(web.Refused, match="not ready"):
+        next(web.stream(f"{url}/v1/completions", BODY))
+    assert first + tokens(events) == quiet
+    assert stack.pids()["executor"] != executor
+    assert len(tokens(web.stream(f"{url}/v1/completions", BODY))) == 1500
+    assert stack.end() == 0

@@ -632,6 +632,17 @@ async def start(tmp_path: Path, tiny_model: Callable[..., Path]) -> AsyncIterato
             await process.process.wait()
 
 
+async def test_only_a_socket_file_needs_another_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mask is the whole process's: a folder that another thread makes meanwhile could not be entered."""
+    set_: list[int] = []
+    monkeypatch.setattr(os, "umask", lambda mask: set_.append(mask) or 0o022)
+    access = Access(load(environ={}).config.executor)
+    listen.bind(grpc.aio.server(), "127.0.0.1:0", access)
+    assert set_ == []
+    listen.bind(grpc.aio.server(), f"unix:{tmp_path}/e.sock", access)
+    assert set_ == [0o177, 0o022]
+
+
 async def test_the_process_loads_serves_and_drains(start: Callable[..., Any], tmp_path: Path) -> None:
     process = await start(metrics_port=0)
     await process.line("listens on")
@@ -654,6 +665,7 @@ async def test_the_process_loads_serves_and_drains(start: Callable[..., Any], tm
         assert (await stream.end())[0] is grpc.StatusCode.UNAVAILABLE
     assert await process.exit() == 0
     said = "\n".join(process.lines)
+    assert said.index("listens on") < said.index("looking for the model")  # which may make folders
     for part in (
         "model ",
         "float32, 1 thread\n",

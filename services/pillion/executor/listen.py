@@ -60,8 +60,9 @@ def bind(server: grpc.aio.Server, target: str, access: Access) -> str:
             "scheduler, or certificates with --executor-certfile, --executor-keyfile and --executor-cafile"
         )
     credentials = access.server() if path is None else None
-    # Nobody else connects in the moment before the mode is set.
-    mask = os.umask(0o177)
+    # Nobody else connects in the moment before the mode is set. The mask is the whole process's, so that
+    # nothing else may make files meanwhile.
+    mask = os.umask(0o177) if path is not None else None
     try:
         if credentials is not None:
             port = server.add_secure_port(target, credentials)
@@ -70,7 +71,8 @@ def bind(server: grpc.aio.Server, target: str, access: Access) -> str:
     except RuntimeError as error:
         raise ListenError(f"cannot listen on {target}: {error}; choose another with --executor") from None
     finally:
-        os.umask(mask)
+        if mask is not None:
+            os.umask(mask)
     if path is not None:
         path.chmod(0o600)
         return target

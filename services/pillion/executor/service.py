@@ -1,5 +1,6 @@
 """The executor's process: a gRPC server that answers at once, while the model is loaded beside it."""
 
+import asyncio
 import logging
 import os
 import resource
@@ -48,8 +49,10 @@ async def run(config: Config) -> int:
     metrics = Metrics("executor", version("pillion"), (m for m in names.METRICS if m.layer == "executor"))
     servicer = Servicer(compute, Watch(metrics, Spans(tracing.tracer())))
     supervisor = Supervisor("executor", config.gateway.drain_timeout)
+    bound = asyncio.Event()
 
     async def model() -> None:
+        await bound.wait()  # a fetch makes files, which it must not do while the address is bound
         try:
             loaded = await compute.call(lambda: load(config, log.info))
         except (ModelFileError, ConfigError) as error:
@@ -68,6 +71,7 @@ async def run(config: Config) -> int:
             raise Stop(Exit.USAGE, str(error)) from None
         await grpc_server.start()
         log.info("listens on %s", target)
+        bound.set()
         try:
             await grpc_server.wait_for_termination()
         finally:

@@ -36,7 +36,8 @@ async def test_an_executor_hands_on_what_outlives_its_grace_period(valkey: Any, 
         await one.until(lambda: bool(one.finish("long") and one.finish("prompt")))
         assert {name: one.tokens(name) for name in quiet} == quiet
     assert "what had not ended within 0.5 s is handed on" in stack.log("executor")
-    assert stack.log("scheduler").count("executor lost: the executor is stopping") == 1
+    log = stack.log("scheduler")
+    assert log.count("executor lost: the executor is stopping") == 1, log + stack.log("executor")
 
 
 async def test_an_engine_that_hangs_when_it_is_asked_to_end_does_not_end_with_0(

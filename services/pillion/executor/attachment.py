@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 import grpc
@@ -11,6 +12,7 @@ from google.protobuf.message import DecodeError
 from pillion.contracts import executor_pb2
 from pillion.executor.compute import Compute, Engine, Step
 
+LAST_WORD_SECONDS = 1.0
 ROOM = 4  # plans that are queued or run; the scheduler keeps two in flight, more wait in the transport
 
 
@@ -57,6 +59,7 @@ class Attachment:
         self._steps: asyncio.Queue[Future[Step] | None] = asyncio.Queue()  # bounded by the room
         self._ending: asyncio.Future[StreamEnded] = asyncio.get_running_loop().create_future()
         self._running: set[Future[Step]] = set()
+        self._writing: asyncio.Future[None] | None = None  # gRPC takes no write beside another
 
     @property
     def idle(self) -> bool:
@@ -115,5 +118,18 @@ class Attachment:
             step = await asyncio.wrap_future(future)
             self._running.discard(future)
             self._room.release()
-            await context.write(step.message())
+            # The end of the stream cancels this task, but not the write: another may follow it.
+            self._writing = asyncio.ensure_future(context.write(step.message()))
+            await asyncio.shield(self._writing)
             self._observer.step(step)
+
+    async def say_last(self, message: executor_pb2.FromExecutor, context: Context) -> None:
+        """Writes one more message after the end, and waits until the other side ends the stream for it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                if self._writing is not None:
+                    await asyncio.wait([self._writing])
+                await context.write(message)
+                # Our own end would close the socket, and who is just writing a plan would lose what it
+                # has not read yet. Its end cancels this.
+                await asyncio.Event().wait()

@@ -60,9 +60,9 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
                 await self._serve(attachment, context)
         except StreamEnded as end:
             reason = str(end)
-            if self._draining and attachment is not None:
-                await context.write(_refused("draining", reason))
-            await context.abort(end.code, reason)
+            if not self._draining or attachment is None:
+                await context.abort(end.code, reason)
+            await attachment.say_last(_refused("draining", reason), context)
         except asyncio.CancelledError:
             reason = "its stream was lost"
             raise

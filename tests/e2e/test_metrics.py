@@ -60,7 +60,8 @@ def test_every_exposition_passes_promtool_s_rules(expositions: dict[str, str]) -
         assert problems(text) == [], service
         assert f'pillion_build_info{{service="{service}"' in text
         for family in text_string_to_metric_families(text):
-            exposed |= {sample.name: sample.value for sample in family.samples}
+            for sample in family.samples:
+                exposed[sample.name] = max(sample.value, exposed.get(sample.name, 0.0))
         if promtool := shutil.which("promtool"):
             subprocess.run([promtool, "check", "metrics"], input=text, text=True, check=True, timeout=30)
     counted = (

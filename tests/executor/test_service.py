@@ -110,6 +110,12 @@ class House:
     def samples(self, name: str) -> float | None:
         return self.metrics.registry.get_sample_value(name)
 
+    def total(self, name: str) -> dict[str, float]:
+        """By intensity, where there is any."""
+        families = self.metrics.registry.collect()
+        samples = (sample for family in families for sample in family.samples if sample.name == name)
+        return {sample.labels["intensity"]: sample.value for sample in samples if sample.value}
+
 
 class Stream:
     """A scheduler's end."""
@@ -422,27 +428,27 @@ async def test_a_step_s_work_is_counted_exactly(house: House) -> None:
     """By hand: 3 layers, 96 wide, 3 heads and 1 KV head of 32, MLP 128, vocabulary 320, float32."""
     layers = 3 * 96 * (3 * 32 + 2 * 32 + 3 * 32 + 3 * 128)
     head = 96 * 320
-    flops = read = 0
+    flops: dict[str, float] = {}
+    read: dict[str, float] = {}
 
     async def counted(steps: int) -> None:
         await until(lambda: house.samples("pillion_step_seconds_count") == steps)
-        assert house.samples("pillion_flops_total") == flops
-        assert house.samples("pillion_read_bytes_total") == read
+        assert house.total("pillion_flops_total") == flops
+        assert house.total("pillion_read_bytes_total") == read
 
-    def add(tokens: int, pairs: int, keys: int) -> None:
-        nonlocal flops, read
-        flops += 2 * (tokens * layers + head) + 3 * pairs * 3 * 32 * 4
-        read += 4 * (layers + head + tokens * 96 + 3 * keys * 2 * 32)
+    def add(intensity: str, tokens: int, pairs: int, keys: int) -> None:
+        flops[intensity] = 2 * (tokens * layers + head) + 3 * pairs * 3 * 32 * 4
+        read[intensity] = 4 * (layers + head + tokens * 96 + 3 * keys * 2 * 32)
 
     stream = await house.attach()
     await stream.facts()
     await stream.send(prefill(1, 0, 1, [1, 2]))
     await stream.result()
-    add(tokens=20, pairs=20 * 21 // 2, keys=20)
+    add("16", tokens=20, pairs=20 * 21 // 2, keys=20)
     await counted(1)
     await stream.send(decode(2, 0, 20))
     await stream.result()
-    add(tokens=1, pairs=21, keys=21)
+    add("1", tokens=1, pairs=21, keys=21)
     await counted(2)
     await stream.send(pb.Plan(step=3, release=[0]))
     await stream.result()

@@ -15,7 +15,7 @@ from pillion.executor.models.parallel import Shard
 from pillion.executor.models.registry import read_spec
 from pillion.executor.models.spec import ModelSpec, Rope
 from pillion.executor.weights import open_weights
-from pillion.executor.work import Costs, Work
+from pillion.executor.work import INTENSITIES, Costs, Work
 from pillion.modelfiles import locate
 
 # Queries 8 wide (2 heads of 4), keys and values 4 wide each; a layer's matrices hold 8 * 8 for the queries,
@@ -42,6 +42,23 @@ def test_a_prompt_of_three_tokens() -> None:
     assert (flops, read) == (8352, 1392)
     assert step([(0, 3, False)]) == Work(8352, 2 * 1392)
     assert step([(0, 3, False)], itemsize=4) == Work(8352, 4 * 1392)
+
+
+@pytest.mark.parametrize(
+    ("flops", "read", "bucket"),
+    [
+        (0, 0, "1"),
+        (10, 10, "1"),
+        (11, 10, "2"),
+        (20, 10, "2"),
+        (21, 10, "4"),
+        (512, 1, "512"),
+        (999, 1, "+Inf"),
+    ],
+)
+def test_a_bucket_ends_at_a_power_of_two(flops: int, read: int, bucket: str) -> None:
+    assert Work(flops, read).intensity == bucket
+    assert bucket in INTENSITIES
 
 
 def test_a_decode_beside_a_chunk() -> None:

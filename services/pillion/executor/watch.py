@@ -2,6 +2,7 @@
 
 from pillion.executor.compute import Step
 from pillion.executor.spans import Spans
+from pillion.executor.work import INTENSITIES
 from pillion.telemetry import Metrics, names
 
 
@@ -15,8 +16,8 @@ class Watch:
             part: metrics[names.STEP_PART_SECONDS].labels(part=part)
             for part in ("prepare", "forward", "logits", "sample")
         }
-        self._flops = metrics[names.FLOPS]
-        self._read_bytes = metrics[names.READ_BYTES]
+        self._flops = {each: metrics[names.FLOPS].labels(intensity=each) for each in INTENSITIES}
+        self._read_bytes = {each: metrics[names.READ_BYTES].labels(intensity=each) for each in INTENSITIES}
         self._failed = metrics[names.STEPS_FAILED]
         self._spans = spans
 
@@ -28,8 +29,9 @@ class Watch:
         self._seconds.observe(step.result.seconds)
         for part, counter in self._parts.items():
             counter.inc(getattr(step.parts, part))
-        self._flops.inc(step.parts.work.flops)
-        self._read_bytes.inc(step.parts.work.read_bytes)
+        work = step.parts.work
+        self._flops[work.intensity].inc(work.flops)
+        self._read_bytes[work.intensity].inc(work.read_bytes)
         if step.gap is not None:
             self._gap.observe(step.gap)
 

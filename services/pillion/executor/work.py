@@ -11,6 +11,7 @@ once a sequence and layer the keys and values that its rows see, those of its ow
 norms and biases (under a thousandth), activations, what is written, and what a kernel reads again.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ from pillion.executor.batch import Row
 from pillion.executor.models.parallel import Shard
 from pillion.executor.models.spec import ModelSpec
 
+_BOUNDS = tuple(2**power for power in range(10))
+INTENSITIES = (*map(str, _BOUNDS), "+Inf")
+"""Upper bounds of a step's operations per byte. Work added up within each still tells the floor, which is the
+sum over steps of max(flops / rate, read_bytes / bandwidth), but for the bucket that holds the balance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -26,6 +32,11 @@ class Work:
 
     flops: int
     read_bytes: int
+
+    @property
+    def intensity(self) -> str:
+        """The bucket: the least of INTENSITIES that is no less than the operations per byte."""
+        return INTENSITIES[bisect_left(_BOUNDS, self.flops / max(1, self.read_bytes))]
 
 
 @dataclass(frozen=True, slots=True)

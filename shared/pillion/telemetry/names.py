@@ -193,11 +193,14 @@ STEP_PART_SECONDS = Metric(
 )
 FLOPS = Metric(
     "pillion_flops_total", "counter", "executor",
-    "Operations (2 a multiply-add) of projections, MLPs, attention and output head; padding left out.",
+    "Operations (2 a multiply-add) of projections, MLPs, attention and output head; padding left out."
+    " By the steps' operations per byte: `intensity` is the power of two that they do not exceed.",
+    ("intensity",),
 )  # fmt: skip
 READ_BYTES = Metric(
     "pillion_read_bytes_total", "counter", "executor",
-    "Bytes of weights that steps read, once each, and of the KV that each sequence's rows see.",
+    "Bytes of weights that steps read, once each, and of the KV that each sequence's rows see; `intensity`"
+    " as above.", ("intensity",),
 )  # fmt: skip
 TASKS = Metric("pillion_tasks", "gauge", "process", "asyncio tasks that live in the process.")
 BUILD_INFO = Metric("pillion_build_info", "gauge", "process", "Always 1.", ("service", "version"))

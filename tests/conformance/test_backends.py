@@ -98,11 +98,21 @@ def test_rope(backend, dtype, size):
     close(ours, expected.flatten(-2) * 1.25, torch.float32)
 
 
-@pytest.mark.parametrize("size", [1, 9, 64])
-def test_silu_mul(backend, dtype, size):
-    x = noise(6, 2 * size, dtype=dtype)
-    gate, up = x.double().chunk(2, -1)
-    close(backend.silu_mul(x), gate / (1 + (-gate).exp()) * up, dtype)
+@pytest.mark.parametrize("rows", [1, 7, 33])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (17, 31), (96, 64)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_gate_up(backend, dtype, rows, outputs, inputs, biased):
+    weights = [noise(outputs, inputs, seed=seed, dtype=dtype) for seed in (1, 2)]
+    biases = [noise(outputs, seed=seed, dtype=dtype) for seed in (3, 4)] if biased else []
+    x = noise(rows, inputs, seed=5, dtype=dtype)
+    linear = backend.prepare_gate_up(*weights, *biases)
+    assert (linear.in_features, linear.out_features) == (inputs, outputs)
+    gate, up = (x.double() @ weight.double().t() for weight in weights)
+    if biased:
+        gate, up = gate + biases[0].double(), up + biases[1].double()
+    ours = linear(x)
+    assert ours.dtype == dtype
+    close(ours, gate / (1 + (-gate).exp()) * up, dtype)
 
 
 # (query tokens, keys) by sequence, at and beside borders of blocks and spans.

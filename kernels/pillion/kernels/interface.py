@@ -85,6 +85,29 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One transformer block: attention and gated MLP, each behind a norm and added to its input."""
+
+    input_norm: Tensor
+    qkv: Linear  # queries, keys and values side by side
+    query_norm: Tensor | None  # of each head
+    key_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+
+class Fused(Protocol):
+    """Several blocks as one call."""
+
+    def __call__(self, hidden: Tensor, table: Tensor, step: Any) -> None:
+        """Adds what they give to hidden float32 [T, H]; `table` is of `rope_table`, `step` of `begin`."""
+        ...
+
+
 class Backend(Protocol):
     """Kernels of one kind. An instance may hold scratch memory and serves one thread."""
 
@@ -94,6 +117,12 @@ class Backend(Protocol):
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Packs a weight [out, in]; the plain tensor is not kept."""
+        ...
+
+    def prepare_gate_up(
+        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+    ) -> Linear:
+        """silu(x times gate) * (x times up), each with its bias: [T, out] of two weights [out, in]."""
         ...
 
     def prepare_logits(self, weight: Tensor) -> Linear:
@@ -123,10 +152,6 @@ class Backend(Protocol):
         """Turns the heads of x [T, heads, head_size]; float32 of the same shape."""
         ...
 
-    def silu_mul(self, x: Tensor) -> Tensor:
-        """silu(x[:, :n]) * x[:, n:] of x [T, 2n]."""
-        ...
-
     def begin(self, cache: Cache, batch: AttentionBatch, heads: int) -> Any:
         """Prepares a step's attention: what all layers have in common."""
         ...
@@ -139,4 +164,10 @@ class Backend(Protocol):
         q [T, heads, head_size], unscaled; a query at p sees the keys at positions > p - window. The result,
         [T, heads * head_size] in the cache's dtype, is valid until the next call.
         """
+        ...
+
+    def fuse(
+        self, blocks: Sequence[Block], heads: int, kv_heads: int, head_size: int, eps: float
+    ) -> Fused | None:
+        """The blocks as one call, with the bits of the operators one by one; None where there is none."""
         ...

@@ -23,7 +23,11 @@ def test_a_lesser_target_agrees(march):
     pairs = [
         (
             *(backend.prepare_linear(weight)(x), backend.prepare_logits(weight)(x.float())),
-            *(backend.silu_mul(x), backend.rms_norm(x, weight[0], 1e-5), backend.rope(q, table)),
+            *(
+                backend.prepare_gate_up(weight[:500], weight[500:])(x),
+                backend.rms_norm(x, weight[0], 1e-5),
+                backend.rope(q, table),
+            ),
             *(attend(backend, q, k, v, [150], None), attend(backend, q, k, v, [150], 70)),
         )
         for backend in (ours, other)

@@ -20,7 +20,6 @@ namespace pillion {
 
 constexpr int kGroup = 16;     // positions
 constexpr int kSpan = 64;      // positions
-constexpr int kRows = 6;       // computed side by side: 24 sums in registers
 constexpr int kTileRows = 48;  // query rows of one piece of work, unless one token has more
 constexpr float kHidden = -1e38f;
 
@@ -43,12 +42,13 @@ struct Batch {
   int64_t table_width;
 };
 
-// Writes the rows' keys and values. `k` and `v` are float [T][kv_heads][head_size] with strides in elements.
+// Writes the rows' keys and values, `k` float and `v` bfloat16 [T][kv_heads][head_size], row strides in elements.
 inline void write_kv(Pool& pool, const Cache& cache, const Batch& batch, const float* k, int64_t k_row,
-                     int64_t k_head, const uint16_t* v, int64_t v_row, int64_t v_head) {
+                     const uint16_t* v, int64_t v_row) {
   const int64_t size = cache.head_size, padded = cache.padded();
   // A sequence's rows of a head by one thread: a block is cleared when its first position is written.
-  pool.run(batch.sequences * cache.kv_heads, [&](int64_t piece) {
+  const int64_t rows = batch.first_row[batch.sequences];
+  pool.run_if(rows * cache.kv_heads * size > kAlone, batch.sequences * cache.kv_heads, [&](int64_t piece) {
     const int64_t sequence = piece / cache.kv_heads, head = piece % cache.kv_heads;
     const int32_t begin = batch.first_row[sequence], end = batch.first_row[sequence + 1];
     int64_t position = batch.keys[sequence] - (end - begin);
@@ -63,8 +63,8 @@ inline void write_kv(Pool& pool, const Cache& cache, const Batch& batch, const f
       const int64_t at = cache.group(head, block, offset), lane = offset % kGroup;
       uint16_t* to_k = cache.k + at + lane * 2;
       uint16_t* to_v = cache.v + at + lane / 2 * padded * 2 + lane % 2;
-      const float* from_k = k + row * k_row + head * k_head;
-      const uint16_t* from_v = v + row * v_row + head * v_head;
+      const float* from_k = k + row * k_row + head * size;
+      const uint16_t* from_v = v + row * v_row + head * size;
       for (int64_t i = 0; i < size; ++i) {
         to_k[i / 2 * kGroup * 2 + i % 2] = narrow(from_k[i]);
         to_v[i * 2] = from_v[i];
@@ -121,19 +121,6 @@ inline void weigh_all(const uint16_t* weights, const float* scales, const uint16
   if (at < padded) weigh<R, 1>(weights, scales, groups, count, padded, at, out);
 }
 
-// Calls f with the number of rows, 1 to 6, as a constant.
-template <class F>
-inline void with_rows(int rows, const F& f) {
-  switch (rows) {
-    case 1: return f(std::integral_constant<int, 1>{});
-    case 2: return f(std::integral_constant<int, 2>{});
-    case 3: return f(std::integral_constant<int, 3>{});
-    case 4: return f(std::integral_constant<int, 4>{});
-    case 5: return f(std::integral_constant<int, 5>{});
-    default: return f(std::integral_constant<int, 6>{});
-  }
-}
-
 // What one thread needs for a piece; grows to the largest.
 struct Scratch {
   std::vector<uint16_t> query, weights;
@@ -151,13 +138,13 @@ inline int64_t tile_tokens(int64_t share) { return std::max<int64_t>(1, kTileRow
 
 // Query tokens [token, token + tokens) of one sequence with one KV head.
 inline void attend_tile(const Cache& cache, const int32_t* blocks, int64_t kv_head, int64_t share, int64_t position,
-                        int64_t tokens, int64_t window, const float* q, int64_t q_row, int64_t q_head, float scale,
-                        uint16_t* out, int64_t out_row) {
+                        int64_t tokens, int64_t window, const float* q, int64_t q_row, float scale, uint16_t* out,
+                        int64_t out_row) {
   static thread_local Scratch scratch;
   const int64_t size = cache.head_size, padded = cache.padded(), rows = tokens * share;
   scratch.grow(static_cast<size_t>(rows), static_cast<size_t>(padded));
   for (int64_t row = 0; row < rows; ++row) {
-    const float* from = q + row / share * q_row + (kv_head * share + row % share) * q_head;
+    const float* from = q + row / share * q_row + (kv_head * share + row % share) * size;
     uint16_t *to = scratch.query.data() + 2 * row * padded, *rest = to + padded;
     for (int64_t i = 0; i < size; ++i) {
       to[i] = narrow(from[i]);
@@ -228,9 +215,9 @@ inline void attend_tile(const Cache& cache, const int32_t* blocks, int64_t kv_he
   }
 }
 
-// q float [T][heads][head_size] with strides in elements; out bfloat16 [T][heads * head_size].
+// q float [T][heads][head_size] with a row stride in elements; out bfloat16 [T][heads * head_size].
 inline void attend(Pool& pool, const Cache& cache, const Batch& batch, int64_t heads, int64_t window, const float* q,
-                   int64_t q_row, int64_t q_head, float scale, uint16_t* out) {
+                   int64_t q_row, float scale, uint16_t* out) {
   const int64_t share = heads / cache.kv_heads, most = tile_tokens(share);
   struct Tile {
     int32_t sequence, row, tokens;
@@ -250,7 +237,7 @@ inline void attend(Pool& pool, const Cache& cache, const Batch& batch, int64_t h
   pool.run(static_cast<int64_t>(tiles.size()) * cache.kv_heads, [&, all](int64_t piece) {
     const Tile& tile = all[piece / cache.kv_heads];
     attend_tile(cache, batch.block_table + tile.sequence * batch.table_width, piece % cache.kv_heads, share,
-                tile.position, tile.tokens, window, q + tile.row * q_row, q_row, q_head, scale,
+                tile.position, tile.tokens, window, q + tile.row * q_row, q_row, scale,
                 out + tile.row * row_size, row_size);
   });
 }

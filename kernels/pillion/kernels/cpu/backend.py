@@ -1,77 +1,19 @@
 """The `cpu` backend: a step's operators in C++, their work taken in small pieces by whoever has a core."""
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from pillion.kernels.cpu import native
+from pillion.kernels.cpu.blocks import NO_WINDOW, Blocks
 from pillion.kernels.cpu.cache import GROUP, PagedCache
-from pillion.kernels.interface import AttentionBatch, CacheShape, Capabilities, Linear
+from pillion.kernels.cpu.linear import GateUp, Head, PackedLinear
+from pillion.kernels.cpu.pool import Pool
+from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Fused, Linear
 
-_NO_WINDOW = 1 << 40
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
-
-
-class Pool:
-    """The threads. Freed with its last user."""
-
-    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
-        """Raises NoKernels."""
-        self.library = library
-        self._free = library.pillion_pool_free
-        self.pointer = library.pillion_pool(threads)
-        if self.pointer is None:
-            raise native.NoKernels(f"the system does not give {threads} threads; lower --threads")
-
-    def __del__(self) -> None:
-        if self.pointer is not None:
-            self._free(self.pointer)
-
-
-class PackedLinear:
-    """A bfloat16 weight in panels of 16 outputs."""
-
-    def __init__(self, pool: Pool, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._odd = self.in_features % 2
-        weight = functional.pad(weight, (0, self._odd)).contiguous()
-        inputs = weight.shape[1]
-        panels = -(-self.out_features // GROUP)
-        self._panels = torch.empty(panels * inputs * GROUP, dtype=torch.bfloat16)
-        self._bias = None if bias is None else bias.contiguous()
-        library = pool.library
-        library.pillion_pack(weight.data_ptr(), *weight.shape, self._panels.data_ptr())
-        self._pool = pool
-        self._call = library.pillion_linear
-        bias_at = None if self._bias is None else self._bias.data_ptr()
-        self._fixed = (pool.pointer, self._panels.data_ptr(), bias_at, self.out_features, inputs)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        x = functional.pad(x, (0, 1)) if self._odd else x.contiguous()
-        out = x.new_empty(len(x), self.out_features)
-        self._call(*self._fixed, x.data_ptr(), len(x), out.data_ptr())
-        return out
-
-
-class WideLinear:
-    """Float32 products with a bfloat16 weight as it is."""
-
-    def __init__(self, pool: Pool, weight: Tensor) -> None:
-        self.out_features, self.in_features = weight.shape
-        self._pool = pool
-        self._weight = weight.contiguous()
-        self._call = pool.library.pillion_logits
-
-    def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        out = x.new_empty(len(x), self.out_features)
-        self._call(
-            *(self._pool.pointer, self._weight.data_ptr(), self.out_features, self.in_features),
-            *(x.data_ptr(), len(x), out.data_ptr()),
-        )
-        return out
 
 
 class Attention:
@@ -112,14 +54,19 @@ class CpuBackend:
         """With as many threads as torch has now. Raises NoKernels."""
         self._library = native.library(march)
         self.target: str = self._library.pillion_target().decode()
-        self.build = f"cpu-1 {self.target}"
+        self.build = f"cpu-2 {self.target}"
         self._pool = Pool(self._library, torch.get_num_threads())
 
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        return PackedLinear(self._pool, weight, bias)
+        return PackedLinear(self._library, self._pool, weight, bias)
+
+    def prepare_gate_up(
+        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+    ) -> Linear:
+        return GateUp(self._library, self._pool, gate, up, gate_bias, up_bias)
 
     def prepare_logits(self, weight: Tensor) -> Linear:
-        return WideLinear(self._pool, weight)
+        return Head(self._library, self._pool, weight)
 
     def allocate_cache(self, shape: CacheShape) -> PagedCache:
         if shape.block_size % GROUP:
@@ -151,13 +98,6 @@ class CpuBackend:
         )
         return out
 
-    def silu_mul(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        half = x.shape[-1] // 2
-        out = x.new_empty(len(x), half)
-        self._library.pillion_silu_mul(self._pool.pointer, x.data_ptr(), len(x), half, out.data_ptr())
-        return out
-
     def begin(self, cache: PagedCache, batch: AttentionBatch, heads: int) -> Attention:
         return Attention(cache, batch, heads)
 
@@ -166,11 +106,19 @@ class CpuBackend:
     ) -> Tensor:
         q, k, v = _by_rows(q, torch.float32), _by_rows(k, torch.float32), _by_rows(v, torch.bfloat16)
         self._library.pillion_attention(
-            *(self._pool.pointer, step.cache.pointers[layer], step.pointer, step.heads, window or _NO_WINDOW),
+            *(self._pool.pointer, step.cache.pointers[layer], step.pointer, step.heads, window or NO_WINDOW),
             *(q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)),
             *(step.scale, step.out.data_ptr()),
         )
         return step.out
+
+    def fuse(
+        self, blocks: Sequence[Block], heads: int, kv_heads: int, head_size: int, eps: float
+    ) -> Fused | None:
+        return Blocks.of(self._library, self._pool, blocks, native.Sizes(
+            hidden=len(blocks[0].input_norm), heads=heads, kv_heads=kv_heads, head_size=head_size,
+            mlp=blocks[0].gate_up.out_features, eps=eps, scale=head_size**-0.5,
+        ))  # fmt: skip
 
 
 def _by_rows(x: Tensor, dtype: torch.dtype) -> Tensor:

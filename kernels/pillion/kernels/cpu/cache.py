@@ -28,14 +28,17 @@ class PagedCache:
         # Not filled: pages that no sequence has used cost no memory.
         self.k = torch.empty(size, dtype=torch.bfloat16)
         self.v = torch.empty(size, dtype=torch.bfloat16)
-        self.layers = [
-            native.Cache(
-                self.k[layer].data_ptr(),
-                self.v[layer].data_ptr(),
-                *(shape.num_blocks, shape.block_size, shape.kv_heads, shape.head_size),
+        self.layers = (native.Cache * shape.layers)(
+            *(
+                native.Cache(
+                    self.k[layer].data_ptr(),
+                    self.v[layer].data_ptr(),
+                    *(shape.num_blocks, shape.block_size, shape.kv_heads, shape.head_size),
+                )
+                for layer in range(shape.layers)
             )
-            for layer in range(shape.layers)
-        ]
+        )
+        self.pointer = ctypes.addressof(self.layers)
         self.pointers = [ctypes.addressof(layer) for layer in self.layers]
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,8 @@
 #include <mutex>
 
 #include "attention.hpp"
+#include "blocks.hpp"
+#include "head.hpp"
 #include "linear.hpp"
 #include "pool.hpp"
 #include "rows.hpp"
@@ -28,13 +30,16 @@ const char* pillion_target() {
 Pool* pillion_pool(int threads) { return Pool::start(threads); }
 void pillion_pool_free(Pool* pool) { delete pool; }
 
-void pillion_pack(const uint16_t* weight, int64_t outputs, int64_t inputs, uint16_t* packed) {
-  pack(weight, outputs, inputs, packed);
+void pillion_pack(const uint16_t* weight, int64_t outputs, int64_t inputs, int64_t step, uint16_t* packed) {
+  pack(weight, outputs, inputs, step, packed);
 }
 
-void pillion_linear(Pool* pool, const uint16_t* panels, const uint16_t* bias, int64_t outputs, int64_t inputs,
-                    const uint16_t* x, int64_t rows, uint16_t* out) {
-  linear(*pool, {panels, bias, outputs, inputs}, x, rows, out);
+void pillion_linear(Pool* pool, const Packed* weight, const uint16_t* x, int64_t rows, uint16_t* out) {
+  linear_write(*pool, *weight, x, rows, out);
+}
+
+void pillion_gate_up(Pool* pool, const Packed* weight, const uint16_t* x, int64_t rows, uint16_t* out) {
+  linear_gate(*pool, *weight, x, rows, out);
 }
 
 void pillion_logits(Pool* pool, const uint16_t* weight, int64_t outputs, int64_t inputs, const float* x, int64_t rows,
@@ -60,17 +65,20 @@ void pillion_rope(Pool* pool, int x_type, const void* x, int64_t x_row, const fl
          : rope(*pool, static_cast<const float*>(x), x_row, table, rows, heads, size, out);
 }
 
-void pillion_silu_mul(Pool* pool, const uint16_t* x, int64_t rows, int64_t n, uint16_t* out) {
-  silu_mul(*pool, x, rows, n, out);
-}
-
 // `k`, `q` float and `v` bfloat16, heads dense inside a row, row strides in elements.
 void pillion_attention(Pool* pool, const Cache* cache, const Batch* batch, int64_t heads, int64_t window, const float* q,
                        int64_t q_row, const float* k, int64_t k_row, const uint16_t* v, int64_t v_row, float scale,
                        uint16_t* out) {
-  const int64_t size = cache->head_size;
-  write_kv(*pool, *cache, *batch, k, k_row, size, v, v_row, size);
-  attend(*pool, *cache, *batch, heads, window, q, q_row, size, scale, out);
+  write_kv(*pool, *cache, *batch, k, k_row, v, v_row);
+  attend(*pool, *cache, *batch, heads, window, q, q_row, scale, out);
+}
+
+int64_t pillion_scratch(const Sizes* sizes) { return sizes->scratch(); }
+
+// `scratch` has pillion_scratch bytes a row.
+void pillion_blocks(Pool* pool, const Sizes* sizes, const Block* blocks, const Cache* caches, int64_t count,
+                    const Batch* batch, const float* table, int64_t rows, float* hidden, void* scratch) {
+  run_blocks(*pool, *sizes, blocks, caches, count, *batch, table, rows, hidden, scratch);
 }
 
 }  // extern "C"

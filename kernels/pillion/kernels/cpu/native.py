@@ -51,23 +51,69 @@ class Batch(ctypes.Structure):
     ]
 
 
+class Packed(ctypes.Structure):
+    """`pillion::Packed`: a weight in panels."""
+
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+    ]
+
+
+class Block(ctypes.Structure):
+    """`pillion::Block`: one transformer block's weights."""
+
+    _fields_ = [
+        ("input_norm", ctypes.c_void_p),
+        ("mlp_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("qkv", Packed),
+        ("output", Packed),
+        ("gate_up", Packed),
+        ("down", Packed),
+        ("window", ctypes.c_int64),
+    ]
+
+
+class Sizes(ctypes.Structure):
+    """`pillion::Sizes`: what all blocks have in common."""
+
+    _fields_ = [
+        ("hidden", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_size", ctypes.c_int64),
+        ("mlp", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+    ]
+
+
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES = {
     "pillion_target": (ctypes.c_char_p, ()),
     "pillion_pool": (_POINTER, (_INT,)),
     "pillion_pool_free": (None, (_POINTER,)),
-    "pillion_pack": (None, (_POINTER, _LONG, _LONG, _POINTER)),
-    "pillion_linear": (None, (_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER)),
+    "pillion_pack": (None, (_POINTER, _LONG, _LONG, _LONG, _POINTER)),
+    "pillion_linear": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
+    "pillion_gate_up": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "pillion_logits": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER)),
     "pillion_rms_norm": (None, (_POINTER, _INT, _POINTER, _INT, _POINTER, _LONG, _LONG, _FLOAT, _POINTER)),
     "pillion_rope": (None, (_POINTER, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _LONG, _POINTER)),
-    "pillion_silu_mul": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER)),
     "pillion_attention": (
         None,
         (
             *(_POINTER, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG),
             *(_FLOAT, _POINTER),
         ),
+    ),
+    "pillion_scratch": (_LONG, (_POINTER,)),
+    "pillion_blocks": (
+        None,
+        (*(_POINTER,) * 4, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _POINTER),
     ),
 }
 

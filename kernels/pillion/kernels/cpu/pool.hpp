@@ -14,6 +14,8 @@
 
 namespace pillion {
 
+constexpr int64_t kAlone = 16384;  // elements that are moved: below, another thread is awake too late to help
+
 class Pool {
  public:
   // Null where the system gives no more threads.
@@ -37,13 +39,17 @@ class Pool {
     for (auto& worker : workers_) worker.join();
   }
 
-  int threads() const { return static_cast<int>(workers_.size()) + 1; }
-
   // Calls f(piece) once for each piece in [0, pieces), in any order, and returns when all have returned.
   // For one caller at a time; f must not throw.
   template <class F>
   void run(int64_t pieces, const F& f) {
-    if (workers_.empty() || pieces <= 1) {
+    run_if(pieces > 1, pieces, f);
+  }
+
+  // The same, by the caller alone where it is not worth waking others.
+  template <class F>
+  void run_if(bool worth, int64_t pieces, const F& f) {
+    if (workers_.empty() || !worth) {
       for (int64_t i = 0; i < pieces; ++i) f(i);
       return;
     }

@@ -1,4 +1,4 @@
-// What is done to each row by itself: norm, rotary embedding, gate.
+// What is done to each row by itself: norm and rotary embedding.
 
 #pragma once
 
@@ -14,7 +14,7 @@ namespace pillion {
 // Rows in pieces that are worth a thread.
 template <class F>
 inline void by_rows(Pool& pool, int64_t rows, int64_t width, const F& f) {
-  const int64_t height = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, width));
+  const int64_t height = std::max<int64_t>(1, kAlone / std::max<int64_t>(1, width));
   pool.run((rows + height - 1) / height, [&](int64_t piece) {
     const int64_t end = std::min(rows, (piece + 1) * height);
     for (int64_t row = piece * height; row < end; ++row) f(row);
@@ -30,25 +30,36 @@ inline vfloat read_lanes(const uint16_t* from) { return widen(load_half(from)); 
 inline void write_lanes(float* to, vfloat x) { store(to, x); }
 inline void write_lanes(uint16_t* to, vfloat x) { store(to, narrow(x)); }
 
-// out = x / sqrt(mean(x^2) + eps) * weight, by rows of `width`.
+// to = from / sqrt(mean(from^2) + eps) * weight, over `width`; `to` may be `from`.
+template <class X, class W>
+inline void norm(const X* from, const W* weight, int64_t width, float eps, W* to) {
+  vfloat squares[2] = {};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
+    const vfloat a = read_lanes(from + i), b = read_lanes(from + i + kLanes);
+    squares[0] = fma(a, a, squares[0]);
+    squares[1] = fma(b, b, squares[1]);
+  }
+  float total = sum(squares[0] + squares[1]);
+  for (; i < width; ++i) total += read(from + i) * read(from + i);
+  const float scale = 1.0f / std::sqrt(total / static_cast<float>(width) + eps);
+  for (i = 0; i + kLanes <= width; i += kLanes)
+    write_lanes(to + i, read_lanes(from + i) * scale * read_lanes(weight + i));
+  for (; i < width; ++i) write(to + i, read(from + i) * scale * read(weight + i));
+}
+
 template <class X, class W>
 inline void rms_norm(Pool& pool, const X* x, const W* weight, int64_t rows, int64_t width, float eps, W* out) {
-  by_rows(pool, rows, width, [&](int64_t row) {
-    const X* from = x + row * width;
-    W* to = out + row * width;
-    vfloat squares[2] = {};
-    int64_t i = 0;
-    for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
-      const vfloat a = read_lanes(from + i), b = read_lanes(from + i + kLanes);
-      squares[0] = fma(a, a, squares[0]);
-      squares[1] = fma(b, b, squares[1]);
-    }
-    float total = sum(squares[0] + squares[1]);
-    for (; i < width; ++i) total += read(from + i) * read(from + i);
-    const float scale = 1.0f / std::sqrt(total / static_cast<float>(width) + eps);
-    for (i = 0; i + kLanes <= width; i += kLanes)
-      write_lanes(to + i, read_lanes(from + i) * scale * read_lanes(weight + i));
-    for (; i < width; ++i) write(to + i, read(from + i) * scale * read(weight + i));
+  by_rows(pool, rows, width, [&](int64_t row) { norm(x + row * width, weight, width, eps, out + row * width); });
+}
+
+// The heads of x [rows][heads][size], with a row stride in elements, each by itself and in place.
+inline void head_norm(Pool& pool, const uint16_t* weight, uint16_t* x, int64_t x_row, int64_t rows, int64_t heads,
+                      int64_t size, float eps) {
+  by_rows(pool, rows, heads * size, [&](int64_t row) {
+    uint16_t* first = x + row * x_row;
+    for (int64_t head = 0; head < heads; ++head)
+      norm(first + head * size, weight, size, eps, first + head * size);
   });
 }
 
@@ -68,21 +79,6 @@ inline void rope(Pool& pool, const X* x, int64_t x_row, const float* table, int6
         to[i + 1] = even * s + odd * c;
       }
     }
-  });
-}
-
-// out [rows][n] = silu(x[:, :n]) * x[:, n:]
-inline void silu_mul(Pool& pool, const uint16_t* x, int64_t rows, int64_t n, uint16_t* out) {
-  by_rows(pool, rows, n, [&](int64_t row) {
-    const uint16_t *gate = x + row * 2 * n, *up = gate + n;
-    uint16_t* to = out + row * n;
-    const auto result = [](vfloat g, vfloat u) {
-      return g / (exp2(g * -1.44269504088896341f) + 1.0f) * u;
-    };
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes)
-      store(to + i, narrow(result(widen(load_half(gate + i)), widen(load_half(up + i)))));
-    for (; i < n; ++i) to[i] = narrow(result(spread(widen(gate[i])), spread(widen(up[i]))))[0];
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -15,6 +16,7 @@
 namespace pillion {
 
 constexpr int kLanes = 16;
+constexpr int kRows = 6;  // computed side by side: with four vectors each, 24 sums in registers
 
 typedef float vfloat __attribute__((vector_size(64)));
 typedef int32_t vint __attribute__((vector_size(64)));
@@ -145,6 +147,19 @@ inline vfloat exp2(vfloat x) {
   const vint exponent = __builtin_convertvector(whole, vint) << 23;
   const vint bits = reinterpret_cast<vint>(y) + exponent;
   return reinterpret_cast<vfloat>(bits & ~zero);
+}
+
+// Calls f with the number of rows, 1 to 6, as a constant.
+template <class F>
+inline void with_rows(int rows, const F& f) {
+  switch (rows) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    case 5: return f(std::integral_constant<int, 5>{});
+    default: return f(std::integral_constant<int, 6>{});
+  }
 }
 
 }  // namespace pillion

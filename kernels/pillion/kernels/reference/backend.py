@@ -1,11 +1,12 @@
 """Every operation in its plainest form. Slow; what the other backends are compared with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pillion.kernels.interface import AttentionBatch, CacheShape, Capabilities, Linear
+from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Linear
 
 
 class ReferenceCache:
@@ -37,6 +38,18 @@ class ReferenceLinear:
         return rows.to(self._dtype)
 
 
+class ReferenceGateUp:
+    def __init__(self, gate: ReferenceLinear, up: ReferenceLinear) -> None:
+        self.out_features, self.in_features = gate.out_features, gate.in_features
+        self._gate = gate
+        self._up = up
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate(x), self._up(x)
+        wide = gate.float()
+        return (wide * torch.sigmoid(wide) * up.float()).to(gate.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class ReferenceStep:
     cache: ReferenceCache
@@ -59,6 +72,13 @@ class ReferenceBackend:
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return ReferenceLinear(weight, bias, weight.dtype)
 
+    def prepare_gate_up(
+        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+    ) -> Linear:
+        return ReferenceGateUp(
+            ReferenceLinear(gate, gate_bias, gate.dtype), ReferenceLinear(up, up_bias, up.dtype)
+        )
+
     def prepare_logits(self, weight: Tensor) -> Linear:
         return ReferenceLinear(weight, None, torch.float32)
 
@@ -78,10 +98,6 @@ class ReferenceBackend:
         cos, sin = table[:, :, None]
         even, odd = x.float()[..., 0::2], x.float()[..., 1::2]
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
-
-    def silu_mul(self, x: Tensor) -> Tensor:
-        gate, up = x.float().chunk(2, -1)
-        return (gate * torch.sigmoid(gate) * up).to(x.dtype)
 
     def begin(self, cache: ReferenceCache, batch: AttentionBatch, heads: int) -> ReferenceStep:
         return ReferenceStep(cache, batch)
@@ -109,3 +125,6 @@ class ReferenceBackend:
                 out[row] = torch.einsum("hk,khd->hd", weights, values).flatten().to(shape.dtype)
                 row += 1
         return out
+
+    def fuse(self, blocks: Sequence[Block], heads: int, kv_heads: int, head_size: int, eps: float) -> None:
+        return None

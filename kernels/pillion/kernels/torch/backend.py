@@ -1,13 +1,15 @@
 """The `torch` backend: operators that run wherever torch does."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pillion.kernels.interface import AttentionBatch, CacheShape, Capabilities, Linear
+from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Linear
 from pillion.kernels.torch.attention import SPAN, TILE, Attention, Scratch
 from pillion.kernels.torch.cache import PagedCache
-from pillion.kernels.torch.linear import PackedLinear, PanelLinear, PlainLinear, packable
+from pillion.kernels.torch.linear import GateUp, PackedLinear, PanelLinear, PlainLinear, packable
 
 _LANES = 16  # block sizes are multiples of it, so that whole vectors of a softmax are hidden or not
 
@@ -31,6 +33,12 @@ class TorchBackend:
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return PackedLinear(weight, bias) if packable(weight) else PlainLinear(weight, bias)
 
+    def prepare_gate_up(
+        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+    ) -> Linear:
+        bias = None if gate_bias is None or up_bias is None else torch.cat([gate_bias, up_bias])
+        return GateUp(self.prepare_linear(torch.cat([gate, up]), bias))
+
     def prepare_logits(self, weight: Tensor) -> Linear:
         return PanelLinear(weight)
 
@@ -53,10 +61,6 @@ class TorchBackend:
         pairs = torch.view_as_complex(x.float().view(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * table).flatten(-2)
 
-    def silu_mul(self, x: Tensor) -> Tensor:
-        half = x.shape[-1] // 2
-        return functional.silu(x[:, :half]).mul_(x[:, half:])
-
     def begin(self, cache: PagedCache, batch: AttentionBatch, heads: int) -> Attention:
         shape = cache.shape
         key = (shape.head_size, max(SPAN // shape.block_size, 1) * shape.block_size, shape.device.type)
@@ -74,6 +78,9 @@ class TorchBackend:
         for group in step.groups(window):
             step.attend(layer, q, group)
         return step.out
+
+    def fuse(self, blocks: Sequence[Block], heads: int, kv_heads: int, head_size: int, eps: float) -> None:
+        return None
 
 
 def row_multiple(head_size: int, span: int, device: torch.device) -> int:

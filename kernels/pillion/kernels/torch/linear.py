@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pillion.kernels.interface import Linear
+
 
 class PlainLinear:
     """The weight as it is."""
@@ -29,6 +31,18 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         result: Tensor = self._call(x, self._weight, self._bias, "none", [], "")
         return result
+
+
+class GateUp:
+    """Both products as one, and what is made of them."""
+
+    def __init__(self, both: Linear) -> None:
+        self.out_features, self.in_features = both.out_features // 2, both.in_features
+        self._both = both
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._both(x).chunk(2, -1)
+        return functional.silu(gate).mul_(up)
 
 
 PANEL = 2 << 20  # elements of the weight that are widened at a time: they stay in the cache

@@ -8,6 +8,7 @@ from torch import Tensor
 from pillion.executor.models.parallel import (
     Collective,
     ColumnParallel,
+    GatedParallel,
     RowParallel,
     Shard,
     VocabParallelEmbedding,
@@ -15,7 +16,7 @@ from pillion.executor.models.parallel import (
 )
 from pillion.executor.models.rope import frequencies
 from pillion.executor.models.spec import ModelSpec
-from pillion.kernels.interface import Backend, Linear
+from pillion.kernels.interface import Backend, Block, Linear
 
 
 class Source(Protocol):
@@ -95,8 +96,8 @@ class Layer:
                 reader.kv_heads(f"{attention}v_proj.{kind}", rotary=False),
             ]
 
-        def gate_up(kind: str) -> list[Tensor]:
-            return [reader.rows(f"{mlp}gate_proj.{kind}"), reader.rows(f"{mlp}up_proj.{kind}")]
+        def gate_up(kind: str) -> tuple[Tensor, Tensor]:
+            return reader.rows(f"{mlp}gate_proj.{kind}"), reader.rows(f"{mlp}up_proj.{kind}")
 
         def bias(present: bool, name: str) -> Tensor | None:
             return reader.whole(name) if present else None
@@ -109,7 +110,7 @@ class Layer:
             shard,
             collective,
         )
-        self._gate_up = ColumnParallel(backend, gate_up("weight"), gate_up("bias") if spec.mlp_bias else None)
+        self._gate_up = GatedParallel(backend, *gate_up("weight"), gate_up("bias") if spec.mlp_bias else None)
         self._down = RowParallel(
             backend,
             reader.columns(mlp + "down_proj.weight"),
@@ -140,8 +141,15 @@ class Layer:
             turned = torch.cat([q, k], 1)
         q, k = backend.rope(turned, table).split([self._heads, self._kv_heads], 1)
         hidden += self._output(backend.attention(step, index, q, k, v, self._window))
-        x = self._gate_up(backend.rms_norm(hidden, self._mlp_norm, self._eps))
-        hidden += self._down(backend.silu_mul(x))
+        hidden += self._down(self._gate_up(backend.rms_norm(hidden, self._mlp_norm, self._eps)))
+
+    def block(self) -> Block:
+        """The layer's parts, for a backend that computes them as one. Of use where a rank is alone."""
+        qkv, output, gate_up, down = self.linears
+        return Block(
+            self._input_norm, qkv, self._query_norm, self._key_norm, output,
+            self._mlp_norm, gate_up, down, self._window,
+        )  # fmt: skip
 
 
 class Llama:
@@ -167,6 +175,10 @@ class Llama:
             Layer(index, reader, backend, collective, spec.window(index))
             for index in range(shard.first_layer, shard.last_layer)
         ]
+        blocks = [layer.block() for layer in self._layers] if shard.tp_size == 1 else []
+        self._fused = (
+            backend.fuse(blocks, self.heads, self.kv_heads, spec.head_size, spec.rms_eps) if blocks else None
+        )
         self._norm = reader.whole("model.norm.weight").float()  # so that its result is not rounded either
         head = self._embedding.weight if spec.tie_embeddings else reader.rows("lm_head.weight")
         self._head = VocabParallelHead(backend, head, collective)
@@ -190,6 +202,9 @@ class Llama:
         """Hidden states [T, H], float32, of tokens int32 [T] at positions int64 [T], after the last layer."""
         hidden = self._embedding(tokens).float()
         table = self._backend.rope_table(positions, self._frequencies, self._rope_scale)
+        if self._fused is not None:
+            self._fused(hidden, table, step)
+            return hidden
         for index, layer in enumerate(self._layers):
             layer(index, hidden, table, step)
         return hidden

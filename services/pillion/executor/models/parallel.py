@@ -62,6 +62,19 @@ class ColumnParallel:
         return self._linear(x)
 
 
+class GatedParallel:
+    """silu(x times gate) * (x times up); each rank computes its share of the outputs."""
+
+    def __init__(
+        self, backend: Backend, gate: Tensor, up: Tensor, biases: tuple[Tensor, Tensor] | None
+    ) -> None:
+        self._linear: Linear = backend.prepare_gate_up(gate, up, *(biases or ()))
+        self.linears = (self._linear,)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(x)
+
+
 class RowParallel:
     """Each rank holds the inputs' columns that its share of the layer before gives; outputs are summed."""
 

@@ -1,0 +1,94 @@
+// The output head: float32 products with a bfloat16 weight that lies as the embedding does.
+//
+// An activation is taken as two bfloat16 numbers, itself and what is lost of it, which leaves an error of 2^-17 at
+// most; sums are float32, each over the inputs in ascending order, lane by lane.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "pool.hpp"
+#include "vector.hpp"
+
+namespace pillion {
+
+constexpr int kHeadOutputs = 4;
+
+// Four vectors to one: quarter i of the result has the sums of vector i, not folded to the end.
+inline vfloat gather4(vfloat a, vfloat b, vfloat c, vfloat d) {
+  // Halves of two, then quarters of four.
+  const vfloat ab = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                    __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  const vfloat cd = __builtin_shufflevector(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                    __builtin_shufflevector(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  return __builtin_shufflevector(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+         __builtin_shufflevector(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
+
+// The sums of four vectors, one a quarter's first lane.
+inline vfloat sums4(const vfloat* v) {
+  vfloat s = gather4(v[0], v[1], v[2], v[3]);
+  s += shuffled<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(s);
+  return s + shuffled<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(s);
+}
+
+// R rows times four outputs. `x` [rows][2][padded], the number and what is lost of it.
+template <int R>
+inline void multiply_head(const uint16_t* x, int64_t padded, const uint16_t* const* weight, int64_t inputs, float* out,
+                          int64_t out_row, int64_t many) {
+  vfloat sums[R][kHeadOutputs] = {};
+  for (int64_t at = 0; at < padded; at += 2 * kLanes) {
+    vpair part[kHeadOutputs];
+    for (int o = 0; o < kHeadOutputs; ++o) {
+      part[o] = vpair{};
+      if (at + 2 * kLanes <= inputs) {
+        part[o] = load_pairs(weight[o] + at);
+      } else {
+        memcpy(&part[o], weight[o] + at, (inputs - at) * 2);
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const vpair a = load_pairs(x + 2 * r * padded + at), rest = load_pairs(x + (2 * r + 1) * padded + at);
+      for (int o = 0; o < kHeadOutputs; ++o) sums[r][o] = dot(dot(sums[r][o], rest, part[o]), a, part[o]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    const vfloat s = sums4(sums[r]);
+    for (int64_t o = 0; o < many; ++o) out[r * out_row + o] = s[o * 4];
+  }
+}
+
+// out float [rows][outputs] = x float [rows][inputs] times weight bfloat16 [outputs][inputs].
+inline void logits(Pool& pool, const uint16_t* weight, int64_t outputs, int64_t inputs, const float* x, int64_t rows,
+                   float* out) {
+  static thread_local std::vector<uint16_t> split;
+  const int64_t padded = (inputs + 2 * kLanes - 1) / (2 * kLanes) * 2 * kLanes;
+  split.assign(static_cast<size_t>(2 * rows * padded), 0);
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < inputs; ++i) {
+      const float value = x[row * inputs + i];
+      const uint16_t part = narrow(value);
+      split[2 * row * padded + i] = part;
+      split[(2 * row + 1) * padded + i] = narrow(value - widen(part));
+    }
+  const uint16_t* all = split.data();
+  constexpr int64_t kPiece = 32 * kHeadOutputs;
+  pool.run((outputs + kPiece - 1) / kPiece, [&, all](int64_t piece) {
+    const int64_t end = std::min(outputs, (piece + 1) * kPiece);
+    for (int64_t output = piece * kPiece; output < end; output += kHeadOutputs) {
+      const int64_t many = std::min<int64_t>(kHeadOutputs, end - output);
+      const uint16_t* from[kHeadOutputs];
+      for (int64_t o = 0; o < kHeadOutputs; ++o) from[o] = weight + (output + std::min(o, many - 1)) * inputs;
+      for (int64_t row = 0; row < rows; row += kRows) {
+        with_rows(static_cast<int>(std::min<int64_t>(kRows, rows - row)), [&](auto constant) {
+          constexpr int R = decltype(constant)::value;
+          multiply_head<R>(all + 2 * row * padded, padded, from, inputs, out + row * outputs + output, outputs, many);
+        });
+      }
+    }
+  });
+}
+
+}  // namespace pillion

@@ -34,23 +34,16 @@ inline vfloat sums4(const vfloat* v) {
   return s + shuffled<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(s);
 }
 
-// R rows times four outputs. `x` [rows][2][padded], the number and what is lost of it.
+// R rows times four outputs. `x` [rows][2][inputs], the number and what is lost of it.
 template <int R>
-inline void multiply_head(const uint16_t* x, int64_t padded, const uint16_t* const* weight, int64_t inputs, float* out,
-                          int64_t out_row, int64_t many) {
+inline void multiply_head(const uint16_t* x, const uint16_t* const* weight, int64_t inputs, float* out, int64_t out_row,
+                          int64_t many) {
   vfloat sums[R][kHeadOutputs] = {};
-  for (int64_t at = 0; at < padded; at += 2 * kLanes) {
+  for (int64_t at = 0; at < inputs; at += 2 * kLanes) {
     vpair part[kHeadOutputs];
-    for (int o = 0; o < kHeadOutputs; ++o) {
-      part[o] = vpair{};
-      if (at + 2 * kLanes <= inputs) {
-        part[o] = load_pairs(weight[o] + at);
-      } else {
-        memcpy(&part[o], weight[o] + at, (inputs - at) * 2);
-      }
-    }
+    for (int o = 0; o < kHeadOutputs; ++o) part[o] = load_pairs(weight[o] + at);
     for (int r = 0; r < R; ++r) {
-      const vpair a = load_pairs(x + 2 * r * padded + at), rest = load_pairs(x + (2 * r + 1) * padded + at);
+      const vpair a = load_pairs(x + 2 * r * inputs + at), rest = load_pairs(x + (2 * r + 1) * inputs + at);
       for (int o = 0; o < kHeadOutputs; ++o) sums[r][o] = dot(dot(sums[r][o], rest, part[o]), a, part[o]);
     }
   }
@@ -60,33 +53,34 @@ inline void multiply_head(const uint16_t* x, int64_t padded, const uint16_t* con
   }
 }
 
-// out float [rows][outputs] = x float [rows][inputs] times weight bfloat16 [outputs][inputs].
+// out float [rows][outputs] = x float [rows][inputs] times weight bfloat16 [outputs][inputs];
+// inputs are a multiple of 32.
 inline void logits(Pool& pool, const uint16_t* weight, int64_t outputs, int64_t inputs, const float* x, int64_t rows,
                    float* out) {
   static thread_local std::vector<uint16_t> split;
-  const int64_t padded = (inputs + 2 * kLanes - 1) / (2 * kLanes) * 2 * kLanes;
-  split.assign(static_cast<size_t>(2 * rows * padded), 0);
+  split.resize(static_cast<size_t>(2 * rows * inputs));
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t i = 0; i < inputs; ++i) {
       const float value = x[row * inputs + i];
       const uint16_t part = narrow(value);
-      split[2 * row * padded + i] = part;
-      split[(2 * row + 1) * padded + i] = narrow(value - widen(part));
+      split[2 * row * inputs + i] = part;
+      split[(2 * row + 1) * inputs + i] = narrow(value - widen(part));
     }
   const uint16_t* all = split.data();
-  constexpr int64_t kPiece = 32 * kHeadOutputs;
+  // A piece's weights stay in the cache while the rows pass, and the rows of a turn nearer still.
+  constexpr int64_t kPiece = 16 * kHeadOutputs;
   pool.run((outputs + kPiece - 1) / kPiece, [&, all](int64_t piece) {
-    const int64_t end = std::min(outputs, (piece + 1) * kPiece);
-    for (int64_t output = piece * kPiece; output < end; output += kHeadOutputs) {
-      const int64_t many = std::min<int64_t>(kHeadOutputs, end - output);
-      const uint16_t* from[kHeadOutputs];
-      for (int64_t o = 0; o < kHeadOutputs; ++o) from[o] = weight + (output + std::min(o, many - 1)) * inputs;
-      for (int64_t row = 0; row < rows; row += kRows) {
-        with_rows(static_cast<int>(std::min<int64_t>(kRows, rows - row)), [&](auto constant) {
-          constexpr int R = decltype(constant)::value;
-          multiply_head<R>(all + 2 * row * padded, padded, from, inputs, out + row * outputs + output, outputs, many);
-        });
-      }
+    const int64_t begin = piece * kPiece, end = std::min(outputs, begin + kPiece);
+    for (int64_t row = 0; row < rows; row += kRows) {
+      with_rows(static_cast<int>(std::min<int64_t>(kRows, rows - row)), [&](auto constant) {
+        for (int64_t output = begin; output < end; output += kHeadOutputs) {
+          const int64_t many = std::min<int64_t>(kHeadOutputs, end - output);
+          const uint16_t* from[kHeadOutputs];
+          for (int64_t o = 0; o < kHeadOutputs; ++o) from[o] = weight + (output + std::min(o, many - 1)) * inputs;
+          multiply_head<decltype(constant)::value>(all + 2 * row * inputs, from, inputs,
+                                                   out + row * outputs + output, outputs, many);
+        }
+      });
     }
   });
 }

@@ -79,19 +79,23 @@ class GateUp:
 
 
 class Head:
-    """Float32 products with a bfloat16 weight as it is."""
+    """Float32 products with a bfloat16 weight as it is; one of an odd width is copied."""
 
     def __init__(self, library: ctypes.CDLL, pool: Pool, weight: Tensor) -> None:
         self.out_features, self.in_features = weight.shape
+        self._padding = -self.in_features % (2 * GROUP)
         self._pool = pool
-        self._weight = weight.contiguous()
+        self._weight = self._padded(weight)
         self._call = library.pillion_logits
 
+    def _padded(self, x: Tensor) -> Tensor:
+        return functional.pad(x, (0, self._padding)) if self._padding else x.contiguous()
+
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
+        x = self._padded(x)
         out = x.new_empty(len(x), self.out_features)
         self._call(
-            *(self._pool.pointer, self._weight.data_ptr(), self.out_features, self.in_features),
+            *(self._pool.pointer, self._weight.data_ptr(), *self._weight.shape),
             *(x.data_ptr(), len(x), out.data_ptr()),
         )
         return out

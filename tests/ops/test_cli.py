@@ -45,10 +45,11 @@ def test_up_has_a_flag_for_every_setting() -> None:
         ("chat", "--api-key", "--max-body-bytes"),
         ("health", "--executor", "--num-kv-blocks"),
         ("doctor", "--cache-dir", "--max-waiting"),
+        ("bench load", "--state-dir", "--num-kv-blocks"),
     ],
 )
 def test_a_command_has_the_flags_that_matter_to_it(role: str, has: str, lacks: str) -> None:
-    shown = run(role, "--help").output
+    shown = run(*role.split(), "--help").output
     assert f"{has} " in shown
     assert f"{lacks} " not in shown
 
@@ -105,7 +106,7 @@ def test_summaries_are_whole_sentences() -> None:
     commands = run("--help", COLUMNS="80").output.partition("Commands:")[2]
     assert "..." not in commands
     sentences = re.findall(r"^  \w+ +((?:.|\n {3,})+?)$(?=\n  \w|\n*\Z)", commands, re.MULTILINE)
-    assert len(sentences) == 12
+    assert len(sentences) == 13
     assert [sentence for sentence in sentences if not sentence.endswith(".")] == []
 
 

@@ -152,6 +152,37 @@ def key(tenant: str) -> None:
     click.echo(f'{tenant} = "{known}"')
 
 
+@main.group(cls=_Group)
+def bench() -> None:
+    """Measure a server or the kernels."""
+
+
+@bench.command("load")
+@click.option(
+    "--url", "urls", multiple=True, metavar="URL", help="server; several in turn  [the stack that runs here]"
+)
+@click.option(
+    "--case", "cases", multiple=True, type=click.Choice([*"ABCDEG"]), help="may be given several times  [all]"
+)
+@click.option("--seed", default=1, show_default=True, help="of the requests; the same seed draws the same")
+@click.option("--repeats", default=1, show_default=True, help="of each case, one server after the other")
+@click.option("--model", metavar="NAME", help="model to ask  [the first that the server names]")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, writable=True), help="keep the raw result here, as JSON"
+)
+@config_options("bench")
+def bench_load(config: str | None, **flags: Any) -> None:
+    """Measure what clients see of a server.
+
+    A one stream; B 48 chats at once; C 24 summaries, 8 at a time; D 8 streams decode while 3 long prompts
+    arrive; E 24 requests with a common prefix; G summaries that arrive at random, one every 2 s.
+    """
+    from pillion.ops.bench import command
+
+    chosen = {name: flags.pop(name) for name in ("urls", "cases", "seed", "repeats", "model", "output")}
+    command.load(configure(flags, config), **chosen)
+
+
 @main.group("config", cls=_Group)
 def config_group() -> None:
     """The settings."""

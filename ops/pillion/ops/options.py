@@ -19,6 +19,7 @@ SECTIONS = {
 """The sections that a service has flags for. A file or the environment may hold all."""
 
 ONLY = {
+    "bench": ("stack", "state_dir", "api_key"),
     "chat": ("stack", "state_dir", "api_key"),
     "doctor": ("stack", "redis", "state_dir", "cache_dir", "model", "host", "port", "api_key"),
     "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),

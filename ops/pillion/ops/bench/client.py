@@ -1,21 +1,33 @@
-"""One streamed request as a client sees it: when each token came."""
+"""One streamed request as a client sees it: when each token came.
 
-import json
+While a stream runs, only the time of each read is noted; what was read is taken apart when it has ended, so
+that the client costs the server's cores as little as it can.
+"""
+
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import msgspec
+
+QUIET_SECONDS = 300.0  # between two pieces of an answer
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Times are seconds of `time.perf_counter`. `tokens` has one entry a token, not one an event."""
+    """Times are seconds of `time.perf_counter`. `tokens` has one entry a token, not one an event.
+
+    Where a server streams no token ids, each piece of text counts as one token.
+    """
 
     sent: float
     tokens: list[float] = field(default_factory=list)
+    by_ids: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    output_tokens: int = 0  # as the server counts them; without that, what came
     finish: str | None = None
     error: str | None = None
     status: int = 0  # HTTP; 0: no answer
@@ -32,37 +44,99 @@ class Timeline:
         return [after - before for before, after in zip(self.tokens, self.tokens[1:], strict=False)]
 
 
-async def stream(session: aiohttp.ClientSession, url: str, path: str, body: dict[str, Any]) -> Timeline:
-    """Sends `body` and reads the stream to its end. HTTP errors are kept in the timeline."""
+def session(api_key: str | None = None) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=None, sock_read=QUIET_SECONDS),
+        connector=aiohttp.TCPConnector(limit=0),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+    )
+
+
+async def stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Timeline:
+    """Sends `body` to `url` and reads the stream to its end. What fails is kept in the timeline."""
     body = body | {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
-    line = Timeline(time.perf_counter())
-    async with session.post(url + path, json=body) as response:
-        line.status = response.status
-        if response.status != 200:
-            text = await response.text()
-            line.error, line.code = f"{response.status} {text[:300]}", _code(text)
-            return line
-        async for raw in response.content:
-            if not raw.startswith(b"data: ") or raw.startswith(b"data: [DONE]"):
-                continue
-            now = time.perf_counter()
-            event = json.loads(raw[6:])
-            if "error" in event:
-                line.error, line.code = str(event["error"]), _code(raw[6:])
-                return line
-            for choice in event["choices"]:
-                line.tokens += [now] * len(choice.get("token_ids") or ())
-                line.finish = choice.get("finish_reason") or line.finish
-            if usage := event.get("usage"):
-                line.prompt_tokens = usage["prompt_tokens"]
-                line.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    sent = time.perf_counter()
+    status = 0
+    try:
+        async with http.post(url, json=body) as response:
+            status = response.status
+            if status != 200:
+                text = await response.text()
+                return Timeline(
+                    sent, error=f"{status} {text[:300]}", code=_code(text.encode()), status=status
+                )
+            reads = [(time.perf_counter(), data) async for data in response.content.iter_any()]
+    except (aiohttp.ClientError, OSError) as error:
+        return Timeline(sent, error=str(error) or repr(error), status=status)
+    line = taken_apart(sent, reads)
+    line.status = status
     return line
 
 
-def _code(body: str | bytes) -> str | None:
+# --- what was read ---------------------------------------------------------------------------------
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Event).decode
+
+
+def taken_apart(sent: float, reads: Iterable[tuple[float, bytes]]) -> Timeline:
+    """The timeline of a stream of server-sent events; `reads` tells when which bytes came.
+
+    An event came with its last byte.
+    """
+    ids: list[float] = []
+    texts: list[float] = []
+    line, rest = Timeline(sent), b""
+    for at, data in reads:
+        *whole, rest = (rest + data).split(b"\n")
+        for raw in whole:
+            if not raw.startswith(b"data:") or raw[5:].strip() == b"[DONE]":
+                continue
+            try:
+                event = _decode(raw[5:])
+            except msgspec.DecodeError as error:
+                line.error = f"an event is no completion's: {error}"
+                continue
+            if event.error is not None:
+                line.error, line.code = str(event.error), _code(raw[5:])
+            for choice in event.choices:
+                ids += [at] * len(choice.token_ids or ())
+                texts += [at] * bool(choice.text)
+                line.finish = choice.finish_reason or line.finish
+            if usage := event.usage:
+                line.prompt_tokens, line.output_tokens = usage.prompt_tokens, usage.completion_tokens
+                line.cached_tokens = (usage.prompt_tokens_details or _Details()).cached_tokens or 0
+    line.by_ids, line.tokens = bool(ids), ids or texts
+    line.output_tokens = line.output_tokens or len(line.tokens)
+    return line
+
+
+def _code(body: bytes) -> str | None:
     """The machine-readable reason of an error in OpenAI's shape; None where it has another."""
     try:
-        code = json.loads(body)["error"]["code"]
+        code = msgspec.json.decode(body)["error"]["code"]
     except (ValueError, LookupError, TypeError):
         return None
     return code if isinstance(code, str) else None

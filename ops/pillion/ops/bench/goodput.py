@@ -17,34 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import click
+import uvloop
 
-from pillion.ops.bench.client import Timeline, stream
-from pillion.ops.bench.load import IDS, lengths, percentile
+from pillion.ops.bench.client import Timeline, session
+from pillion.ops.bench.draws import Arrival, Lengths, Shape, arrivals, percentile
+from pillion.ops.bench.server import NoServer, Server
 
 TIMES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 RETRY = 1.0  # seconds that a refused client of the closed loop waits at most
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Lengths are lognormal: median, 90th percentile; tokens."""
-
-    prompt: tuple[int, int] = (170, 500)
-    output: tuple[int, int] = (60, 150)
-
-    def draw(self, random_: random.Random) -> tuple[list[int], int]:
-        """A prompt of random token ids, so that none hits a prefix, and how many tokens to ask for."""
-        size = lengths(random_, *self.prompt, low=8, high=1500)
-        return random_.choices(IDS, k=size), lengths(random_, *self.output, low=4, high=400)
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    at: float  # seconds from the point's start
-    prompt: list[int]
-    output: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +47,13 @@ class Outcome:
         return self.ttft <= ttft and (self.gap_p99 is None or self.gap_p99 <= tbt)
 
 
-def arrivals(times: float, rate: float, seconds: float, seed: int, shape: Shape) -> list[Arrival]:
-    """A Poisson process of `rate` a second. Each point has prompts of its own, and none hits another's."""
-    random_ = random.Random(f"{seed} {times}")
-    drawn, at = [], random_.expovariate(rate)
-    while at < seconds:
-        drawn.append(Arrival(at, *shape.draw(random_)))
-        at += random_.expovariate(rate)
-    return drawn
-
-
 def outcome(arrival: Arrival, intended: float, line: Timeline) -> Outcome:
     """`intended`: when it was to be sent, on the timeline's clock."""
     result = "finished" if line.finish and not line.error else line.code if line.status == 429 else "failed"
     return Outcome(
         at=arrival.at,
         lag=line.sent - intended,
-        prompt=len(arrival.prompt),
+        prompt=len(arrival.job.prompt),
         output=len(line.tokens),
         result=result or "failed",
         ttft=line.tokens[0] - intended if line.tokens else None,
@@ -118,68 +89,54 @@ def summary(
 _SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-class Bench:
-    """One server."""
+async def sent_when_due(server: Server, drawn: Sequence[Arrival]) -> list[tuple[float, Timeline]]:
+    """Sends each when it is due and waits for all ends. With each the time that was intended."""
+    start = time.perf_counter() + 0.1
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, shape: Shape) -> None:
-        self.session = session
-        self.url = url
-        self.shape = shape
+    async def one(arrival: Arrival) -> tuple[float, Timeline]:
+        intended = start + arrival.at
+        await asyncio.sleep(max(intended - time.perf_counter(), 0.0))
+        return intended, await server.complete(arrival.job)
 
-    async def send(self, prompt: list[int], output: int) -> Timeline:
-        body = {"prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True}
-        try:
-            return await stream(self.session, self.url, "/v1/completions", body)
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return Timeline(time.perf_counter(), error=repr(error))
+    return list(await asyncio.gather(*map(one, drawn)))
 
-    async def point(self, drawn: Sequence[Arrival]) -> list[Outcome]:
-        """Sends each when it is due and waits for all ends."""
-        start = time.perf_counter() + 0.1
 
-        async def one(arrival: Arrival) -> Outcome:
-            intended = start + arrival.at
-            await asyncio.sleep(max(intended - time.perf_counter(), 0.0))
-            return outcome(arrival, intended, await self.send(arrival.prompt, arrival.output))
+async def capacity_of(server: Server, shape: Shape, streams: int, seconds: float, seed: int) -> float:
+    """Requests a second that so many clients get finished, each with one request at a time."""
+    random_ = random.Random(seed)
+    end = time.perf_counter() + seconds
+    finished = 0
 
-        return list(await asyncio.gather(*map(one, drawn)))
+    async def client() -> None:
+        nonlocal finished
+        while time.perf_counter() < end:
+            line = await server.complete(shape.draw(random_))
+            if line.finish and time.perf_counter() < end:
+                finished += 1
+            elif line.status != 200:
+                await asyncio.sleep(RETRY * random_.random())
 
-    async def capacity(self, streams: int, seconds: float, seed: int) -> float:
-        """Requests a second that so many clients get finished, each with one request at a time."""
-        random_ = random.Random(seed)
-        end = time.perf_counter() + seconds
-        finished = 0
-
-        async def client() -> None:
-            nonlocal finished
-            while time.perf_counter() < end:
-                line = await self.send(*self.shape.draw(random_))
-                if line.finish and time.perf_counter() < end:
-                    finished += 1
-                elif line.status != 200:
-                    await asyncio.sleep(RETRY * random_.random())
-
-        await asyncio.gather(*(client() for _ in range(streams)))
-        if not finished:
-            raise click.ClickException(
-                f"{self.url} finished nothing within {seconds:g} s; is it up and ready?"
-            )
-        return finished / seconds
+    await asyncio.gather(*(client() for _ in range(streams)))
+    if not finished:
+        raise NoServer(f"{server.url} finished nothing within {seconds:g} s; is it up and ready?")
+    return finished / seconds
 
 
 async def measure(url: str, shape: Shape, options: dict[str, Any]) -> dict[str, Any]:
-    """All points, lowest load first."""
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
+    """All points, lowest load first. Raises NoServer."""
     seed, seconds, ttft, tbt = (options[name] for name in ("seed", "seconds", "ttft", "tbt"))
-    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        bench = Bench(session, url, shape)
-        await bench.send([*IDS[:32]], 8)  # the first request warms up
-        capacity = options["capacity"] or await bench.capacity(options["streams"], seconds, seed)
+    async with session() as http:
+        server = Server(http, url)
+        await server.meet()
+        capacity = options["capacity"] or await capacity_of(server, shape, options["streams"], seconds, seed)
         click.echo(f"capacity {capacity:.2f} requests/s", err=True)
         points = []
         for times in options["times"]:
             rate = times * capacity
-            seen = await bench.point(arrivals(times, rate, seconds, seed, shape))
+            # Each point has prompts of its own, and none hits another's.
+            drawn = arrivals(random.Random(f"{seed} {times}"), rate, seconds, shape)
+            lines = await sent_when_due(server, drawn)
+            seen = [outcome(one, intended, line) for one, (intended, line) in zip(drawn, lines, strict=True)]
             point = summary(times, rate, seconds, seen, ttft, tbt)
             click.echo(json.dumps(point), err=True)
             points.append(point | {"requests": [list(asdict(one).values()) for one in seen]})
@@ -281,7 +238,11 @@ def main(
     **options: Any,
 ) -> None:
     """Measures a running server from half to three times its capacity."""
-    result = asyncio.run(measure(url, Shape(prompt, answer), options))
+    shape = Shape(Lengths(*prompt, low=8, high=1500), Lengths(*answer, low=4, high=400))
+    try:
+        result = uvloop.run(measure(url, shape, options))
+    except NoServer as error:
+        raise click.ClickException(str(error)) from None
     if output:
         output.write_text(json.dumps(result) + "\n")
     if picture:

@@ -1,6 +1,5 @@
-"""Arrivals that are fixed beforehand, latency from the intended time, goodput over what was sent."""
+"""Latency from the intended time, goodput over what was sent."""
 
-import itertools
 import random
 import xml.etree.ElementTree as ET
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import pytest
 
 from pillion.ops.bench.client import Timeline
-from pillion.ops.bench.goodput import Arrival, Outcome, Shape, arrivals, outcome, plot, summary
+from pillion.ops.bench.draws import Arrival, Job
+from pillion.ops.bench.goodput import Outcome, outcome, plot, summary
 
 
 def line(*tokens: float, sent: float = 100.0, **changes: Any) -> Timeline:
@@ -16,31 +16,15 @@ def line(*tokens: float, sent: float = 100.0, **changes: Any) -> Timeline:
     return Timeline(sent, list(tokens), **values | changes)
 
 
-def test_arrivals_are_the_seed_s_and_a_poisson_process():
-    drawn = arrivals(1.0, 20.0, 100.0, 1, Shape())
-    assert drawn == arrivals(1.0, 20.0, 100.0, 1, Shape())
-    assert drawn != arrivals(1.0, 20.0, 100.0, 2, Shape())
-    # No prompt of one point is a hit of another's.
-    assert drawn[0].prompt[:4] != arrivals(2.0, 20.0, 100.0, 1, Shape())[0].prompt[:4]
-    assert len(drawn) == pytest.approx(2000, rel=0.1)
-    gaps = [b.at - a.at for a, b in itertools.pairwise(drawn)]
-    mean = sum(gaps) / len(gaps)
-    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
-    assert spread == pytest.approx(mean, rel=0.15)  # as of exponential gaps
-    sizes = sorted(len(arrival.prompt) for arrival in drawn)
-    assert sizes[1000] == pytest.approx(170, rel=0.15) and sizes[1800] == pytest.approx(500, rel=0.2)
-    assert 0 < drawn[0].at < drawn[-1].at < 100
-
-
 def test_latency_counts_from_the_intended_time():
-    late = outcome(Arrival(5.0, [1, 2], 3), 99.0, line(101.0, 101.1, 101.4))
+    late = outcome(Arrival(5.0, Job([1, 2], 3)), 99.0, line(101.0, 101.1, 101.4))
     assert (late.lag, late.ttft, late.result, late.prompt, late.output) == (1.0, 2.0, "finished", 2, 3)
     assert late.gap_p99 == late.gap_worst == pytest.approx(0.3)
     assert late.good(2.0, 0.31) and not late.good(1.9, 0.31) and not late.good(2.0, 0.29)
 
 
 def test_what_did_not_end_well_is_not_good():
-    arrival = Arrival(0.0, [1], 3)
+    arrival = Arrival(0.0, Job([1], 3))
     refused = outcome(arrival, 100.0, line(status=429, finish=None, error="429", code="predicted_ttft"))
     broken = outcome(arrival, 100.0, line(100.1, finish=None, error="gone"))
     away = outcome(arrival, 100.0, line(status=0, finish=None, error="ConnectionError"))

@@ -1,0 +1,1 @@
+"""Figures: `pillion bench`, and a module for each thing that is measured by itself."""

@@ -1,0 +1,226 @@
+"""The loads of `pillion bench load`: what is sent when, and what is told of it.
+
+Gaps are between consecutive tokens at the client (TBT), TTFT is from sending, total tokens are prompt and
+output.
+"""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pillion.ops.bench.client import Timeline
+from pillion.ops.bench.draws import CHATS, SUMMARIES, Job, Shape, arrivals, percentile, prompt
+from pillion.ops.bench.goodput import outcome, sent_when_due
+from pillion.ops.bench.server import Server
+
+Result = dict[str, Any]
+Case = Callable[[Server, random.Random], Awaitable[Result]]
+
+
+class Failed(Exception):
+    """A figure over requests that failed is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneStream:
+    """A: one stream."""
+
+    prompt: int = 64
+    output: int = 128
+
+    async def __call__(self, server: Server, random_: random.Random) -> Result:
+        line = await server.complete(Job(prompt(random_, self.prompt), self.output))
+        check([line])
+        gaps = gap_summary(line.gaps)
+        return {
+            "ttft_s": line.ttft,
+            "decode_tokens_per_s": (line.output_tokens - 1) / (line.tokens[-1] - line.tokens[0]),
+            "gap_ms": gaps,
+            "cached_tokens": line.cached_tokens,
+            "ended_early": int(line.output_tokens < self.output),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B: chats, all at once. C: summaries, so many at a time."""
+
+    requests: int
+    at_a_time: int
+    shape: Shape
+
+    async def __call__(self, server: Server, random_: random.Random) -> Result:
+        return await batch(server, [self.shape.draw(random_) for _ in range(self.requests)], self.at_a_time)
+
+
+@dataclass(frozen=True, slots=True)
+class CommonPrefix:
+    """E: requests that begin with the same tokens, which no earlier run has sent."""
+
+    requests: int = 24
+    at_a_time: int = 8
+    common: int = 600
+    own: int = 60
+    output: int = 40
+
+    async def __call__(self, server: Server, random_: random.Random) -> Result:
+        common = prompt(random_, self.common)
+        jobs = [Job(common + prompt(random_, self.own), self.output) for _ in range(self.requests)]
+        return await batch(server, jobs, self.at_a_time)
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls:
+    """D: streams decode while long prompts arrive a second apart.
+
+    For comparison others of that length first arrive a second apart at the idle server, and some more one
+    after the other.
+    """
+
+    streams: int = 8
+    output: int = 400
+    prompts: int = 3
+    length: int = 1500
+    apart: float = 1.0  # seconds
+    until: float = 3.0  # seconds, by which all streams decode
+
+    async def __call__(self, server: Server, random_: random.Random) -> Result:
+        def long() -> Job:
+            return Job(prompt(random_, self.length), 8)
+
+        after_each_other = [await server.complete(long()) for _ in range(self.prompts)]
+        _, idle = await self._arrive(server, [long() for _ in range(self.prompts)])
+        streams = [
+            asyncio.create_task(server.complete(Job(prompt(random_, 64), self.output)))
+            for _ in range(self.streams)
+        ]
+        await asyncio.sleep(self.until)
+        arrived, lines = await self._arrive(server, [long() for _ in range(self.prompts)])
+        decoding = await asyncio.gather(*streams)
+        check([*after_each_other, *idle, *decoding, *lines])
+        end = max(line.tokens[0] for line in lines)
+        gaps = [(at, gap) for line in decoding for gap, at in zip(line.gaps, line.tokens[1:], strict=True)]
+        before = [gap for at, gap in gaps if at < arrived]
+        during = [gap for at, gap in gaps if arrived <= at <= end + 0.5]
+        if not before or not during:
+            raise Failed("the streams had ended before the long prompts came")
+        return {
+            "median_gap_before_ms": statistics.median(before) * 1000,
+            "worst_gap_ms": max(during) * 1000,
+            "worst_gap_over_median_before": max(during) / statistics.median(before),
+            "gap_during_ms": gap_summary(during),
+            "ttft_s": [line.ttft for line in lines],
+            "ttft_idle_s": [line.ttft for line in idle],
+            "ttft_over_idle": [line.ttft / one.ttft for line, one in zip(lines, idle, strict=True)],
+            "ttft_one_after_the_other_s": [line.ttft for line in after_each_other],
+            "streams_outlived_the_prompts": min(line.tokens[-1] for line in decoding) > end,
+        }
+
+    async def _arrive(self, server: Server, jobs: Sequence[Job]) -> tuple[float, list[Timeline]]:
+        """When the first was sent, and what became of all."""
+        start = time.perf_counter()
+
+        async def one(number: int, job: Job) -> Timeline:
+            await asyncio.sleep(max(0.0, start + number * self.apart - time.perf_counter()))
+            return await server.complete(job)
+
+        return start, await asyncio.gather(*(one(number, job) for number, job in enumerate(jobs)))
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """G: requests arrive at random, whatever the server does; latency counts from the intended time."""
+
+    rate: float = 0.5  # requests a second
+    seconds: float = 60.0
+    ttft: float = 2.0  # target, seconds
+    tbt: float = 0.15  # target of each request's 99th percentile, seconds
+    shape: Shape = SUMMARIES
+
+    async def __call__(self, server: Server, random_: random.Random) -> Result:
+        drawn = arrivals(random_, self.rate, self.seconds, self.shape)
+        lines = await sent_when_due(server, drawn)
+        seen = [
+            outcome(arrival, intended, line) for arrival, (intended, line) in zip(drawn, lines, strict=True)
+        ]
+        good = sum(one.good(self.ttft, self.tbt) for one in seen)
+        firsts = [one.ttft for one in seen if one.ttft is not None]
+        tails = [one.gap_p99 for one in seen if one.gap_p99 is not None]
+        if not firsts:
+            raise Failed(f"none of {len(seen)} requests got a token: {lines[0][1].error}")
+        return {
+            "requests": len(seen),
+            "good_share": good / len(seen),
+            "failed": sum(one.result != "finished" for one in seen),
+            "missed_ttft": sum(first > self.ttft for first in firsts),
+            "missed_tbt": sum(tail > self.tbt for tail in tails),
+            "ttft_s": {
+                "median": statistics.median(firsts),
+                "p90": percentile(firsts, 0.9),
+                "worst": max(firsts),
+            },
+            "gap_p99_ms": {"median": statistics.median(tails) * 1000, "worst": max(tails) * 1000},
+            "worst_lag_s": max(one.lag for one in seen),
+            "cached_tokens": sum(line.cached_tokens for _, line in lines),
+        }
+
+
+CASES: dict[str, Case] = {
+    "A": OneStream(),
+    "B": Batch(48, 48, CHATS),
+    "C": Batch(24, 8, SUMMARIES),
+    "D": Stalls(),
+    "E": CommonPrefix(),
+    "G": Goodput(),
+}
+
+
+async def batch(server: Server, jobs: Sequence[Job], at_a_time: int) -> Result:
+    """A closed loop: as many clients as may run at a time, each with one request after the other."""
+    left = iter(jobs)
+
+    async def client() -> list[tuple[Job, Timeline]]:
+        return [(job, await server.complete(job)) for job in left]
+
+    start = time.perf_counter()
+    clients = await asyncio.gather(*(client() for _ in range(at_a_time)))
+    seconds = time.perf_counter() - start
+    done = [one for each in clients for one in each]
+    lines = [line for _, line in done]
+    check(lines)
+    prompts, outputs = sum(line.prompt_tokens for line in lines), sum(line.output_tokens for line in lines)
+    firsts = [line.ttft for line in lines]
+    return {
+        "requests": len(lines),
+        "prompt_tokens": prompts,
+        "cached_tokens": sum(line.cached_tokens for line in lines),
+        "output_tokens": outputs,
+        "ended_early": sum(line.output_tokens < job.output for job, line in done),
+        "seconds": seconds,
+        "total_tokens_per_s": (prompts + outputs) / seconds,
+        "ttft_s": {"median": statistics.median(firsts), "worst": max(firsts)},
+        "gap_ms": gap_summary([gap for line in lines for gap in line.gaps]),
+    }
+
+
+def gap_summary(gaps: Sequence[float]) -> dict[str, float]:
+    """Of gaps in seconds. Raises Failed for none."""
+    if not gaps:
+        raise Failed("no stream brought two tokens one after the other")
+    return {
+        "median": statistics.median(gaps) * 1000,
+        "p99": percentile(gaps, 0.99) * 1000,
+        "worst": max(gaps) * 1000,
+        "coalesced_share": sum(gap == 0 for gap in gaps) / len(gaps),
+    }
+
+
+def check(lines: Sequence[Timeline]) -> None:
+    """Raises Failed where a request did."""
+    wrong = [line.error or "no token came" for line in lines if line.error or not line.tokens]
+    if wrong:
+        raise Failed(f"{len(wrong)} of {len(lines)} requests failed: {wrong[0]}")

@@ -1,0 +1,36 @@
+"""What the `pillion bench` commands do with their flags: one line for what cannot be measured."""
+
+from pathlib import Path
+
+from pillion.config import Config
+from pillion.ops import stack
+from pillion.ops.options import fail
+
+
+def load(
+    config: Config,
+    urls: tuple[str, ...],
+    cases: tuple[str, ...],
+    seed: int,
+    repeats: int,
+    model: str | None,
+    output: str | None,
+) -> None:
+    """Measures the servers at `urls`, else the stack of this name. Ends the process where it cannot."""
+    try:
+        from pillion.ops.bench.cases import CASES, Failed
+        from pillion.ops.bench.load import Options, run
+        from pillion.ops.bench.server import NoServer
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed; pip install 'pillion[bench]'", 1)
+    keys = config.gateway.api_key
+    if not urls:
+        here = stack.running(config)
+        if here is None:
+            fail(stack.absent(config), 1)
+        urls, keys = (stack.url(here),), keys or here.gateway.api_key
+    options = Options(urls, cases or tuple(CASES), seed, repeats, model, keys[0] if keys else None)
+    try:
+        run(options, Path(output) if output else None)
+    except (NoServer, Failed) as error:
+        fail(str(error), 1)

@@ -1,0 +1,80 @@
+"""A server under load: any that speaks OpenAI's completions."""
+
+import aiohttp
+
+from pillion.ops.bench.client import Timeline, stream
+from pillion.ops.bench.draws import IDS, Job
+
+SMALL = range(100, 250)
+"""Ordinary tokens of small vocabularies."""
+
+WORDS = ("time", "year", "people", "way", "day", "thing", "world", "school", "state", "group", "hand", "part")
+"""For servers that take no token ids: about a token each."""
+
+
+class NoServer(Exception):
+    """It cannot be measured. One line that says why and what to do."""
+
+
+class Server:
+    """One server, once `meet` has found out how it wants to be asked."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, model: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.model = model
+        self.notes: list[str] = []  # what its figures are not, or not quite
+        self._http = http
+        self._ids: range | None = IDS  # None: prompts are words
+
+    async def meet(self) -> None:
+        """Asks for the model's name and for a few tokens. Raises NoServer."""
+        self.model = self.model or await self._served()
+        for self._ids in (IDS, SMALL, None):
+            line = await self.complete(Job([*IDS[-32:]], 4))
+            if not line.error:
+                break
+        else:
+            raise NoServer(f"{self.url} answers a completion with: {line.error}")
+        if not line.tokens:
+            raise NoServer(
+                f"{self.url} streams no tokens of a completion; is it an OpenAI-compatible server?"
+            )
+        if self._ids is None:
+            self.notes.append("prompts are words, since it takes no token ids; their lengths are about right")
+        elif self._ids is SMALL:
+            self.notes.append("its vocabulary is small: prompts are drawn from few tokens")
+        if not line.by_ids:
+            self.notes.append("it streams no token ids: a piece of text counts as a token in gaps")
+
+    async def complete(self, job: Job) -> Timeline:
+        """Runs one request, greedily and to its full length. What fails is kept in the timeline."""
+        body = {
+            "prompt": job.prompt if self._ids is IDS else self._translated(job.prompt),
+            "max_tokens": job.output,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        line = await stream(
+            self._http, f"{self.url}/v1/completions", body | ({"model": self.model} if self.model else {})
+        )
+        line.prompt_tokens = line.prompt_tokens or len(job.prompt)
+        return line
+
+    def _translated(self, prompt: list[int]) -> list[int] | str:
+        if self._ids is None:
+            return " ".join(WORDS[number % len(WORDS)] for number in prompt)
+        return [self._ids[number % len(self._ids)] for number in prompt]
+
+    async def _served(self) -> str | None:
+        try:
+            async with self._http.get(f"{self.url}/v1/models") as response:
+                if response.status in (401, 403):
+                    raise NoServer(f"{self.url} wants a key: give --api-key KEY")
+                return str((await response.json())["data"][0]["id"]) if response.status == 200 else None
+        except (aiohttp.ClientConnectionError, OSError) as error:
+            raise NoServer(
+                f"no server answers at {self.url} ({error}); start one with `pillion up`, or name another "
+                "with --url"
+            ) from None
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError):
+            return None  # it may serve completions all the same

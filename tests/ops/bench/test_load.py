@@ -1,0 +1,115 @@
+"""`pillion bench load` against a real stack, and what it says where there is none."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pillion.ops.bench.load import notes
+from pillion.ops.bench.report import cell, shown
+from pillion.ops.cli import main
+from pillion.ops.rig import Rig
+
+
+@pytest.fixture(scope="module")
+def rig(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    flags = ("--model", str(tiny_model("smollm2")), "--threads", "1", "--api-key", "swordfish")
+    with Rig(tmp_path_factory.mktemp("stack"), *flags) as running:
+        assert running.url
+        yield running
+
+
+def test_a_stack_is_measured(rig: Rig, tmp_path: Path) -> None:
+    raw = tmp_path / "load.json"
+    arguments = ["--case", "A", "--case", "E", "--repeats", "2", "--seed", "7", "--output", str(raw)]
+    done = CliRunner().invoke(
+        main,
+        [
+            "bench",
+            "load",
+            "--state-dir",
+            str(rig.state),
+            "--url",
+            rig.url,
+            "--api-key",
+            "swordfish",
+            *arguments,
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    result = json.loads(raw.read_bytes())
+    (server,) = result["servers"]
+    assert server["url"] == rig.url
+    assert [len(server["cases"][case]) for case in "AE"] == [2, 2]
+    for one in server["cases"]["E"]:
+        assert (one["requests"], one["output_tokens"], one["prompt_tokens"]) == (24, 24 * 40, 24 * 660)
+        # The first eight may run at the same time; the others find the prefix. It was fresh for each repeat.
+        assert 16 * 592 <= one["cached_tokens"] < 24 * 600
+    for one in server["cases"]["A"]:
+        assert one["decode_tokens_per_s"] > 0 and one["cached_tokens"] == one["ended_early"] == 0
+    assert "decode tokens/s" in done.output and "common prefix" in done.output
+    assert "vocabulary is small" in done.output
+
+
+def test_the_stack_that_runs_here_is_found_with_its_key(rig: Rig) -> None:
+    done = CliRunner().invoke(main, ["bench", "load", "--state-dir", str(rig.state), "--case", "A"])
+    assert done.exit_code == 0, done.output
+    assert f"{rig.url} A: decode tokens/s" in done.output
+
+
+def test_servers_are_measured_in_turn_with_the_same_requests(rig: Rig, tmp_path: Path) -> None:
+    raw = tmp_path / "load.json"
+    twice = ["--url", rig.url, "--url", f"{rig.url}/v1", "--api-key", "swordfish", "--case", "A"]
+    done = CliRunner().invoke(main, ["bench", "load", *twice, "--seed", "9", "--output", str(raw)])
+    assert done.exit_code == 0, done.output
+    first, second = json.loads(raw.read_bytes())["servers"]
+    # The second is the same server here: what the first sent is in its cache, and that is said.
+    assert first["cases"]["A"][0]["cached_tokens"] == 0 < second["cases"]["A"][0]["cached_tokens"]
+    assert [note for note in second["notes"] if "prefix cache; give a --seed" in note]
+
+
+def test_what_cannot_be_measured_is_one_line(rig: Rig, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        away = f"http://127.0.0.1:{free.getsockname()[1]}"
+        for arguments, said in (
+            (("--url", away), f"no server answers at {away}"),
+            (("--url", rig.url), "wants a key: give --api-key KEY"),
+            (("--state-dir", str(tmp_path)), "no stack 'default' runs here"),
+            (
+                ("--url", rig.url, "--api-key", "swordfish", "--model", "other"),
+                "answers a completion with: 404",
+            ),
+        ):
+            done = CliRunner().invoke(main, ["bench", "load", *arguments])
+            assert done.exit_code == 1 and said in done.output
+            assert done.output.startswith("pillion: ") and done.output.count("\n") == 1
+
+
+def test_what_spoils_a_figure_is_noted() -> None:
+    fine = {"cached_tokens": 0, "ended_early": 0, "client_cores": 0.02}
+    assert notes({"A": [fine], "E": [fine | {"cached_tokens": 9}]}) == []
+    spoilt = notes({"B": [fine | {"cached_tokens": 9}, fine | {"ended_early": 1, "client_cores": 0.5}]})
+    assert [note.partition(";")[0] for note in spoilt] == [
+        "B: 9 prompt tokens came from a prefix cache",
+        "B: 1 request ended early: the server does not heed ignore_eos",
+        "B: this client took 0.5 cores, the server's perhaps",
+    ]
+
+
+def test_a_cell_has_every_repeat() -> None:
+    assert [shown(value) for value in (1376.4, 77.68, 0.04191, 2, None)] == [
+        "1376",
+        "77.7",
+        "0.0419",
+        "2",
+        "-",
+    ]
+    assert (
+        cell([{"gap_ms": {"p99": 1.5}}, {"gap_ms": None}, {"gap_ms": {"p99": [1, 2]}}], "gap_ms.p99")
+        == "1.5, -, 1 2"
+    )

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from pillion.ops import web
-from pillion.ops.rig import ROLES, Rig
+from pillion.ops.processes import ROLES
+from pillion.ops.rig import Rig
 from tests.e2e.conftest import StartStack
 
 

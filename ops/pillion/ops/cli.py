@@ -159,27 +159,56 @@ def bench() -> None:
 
 @bench.command("load")
 @click.option(
-    "--url", "urls", multiple=True, metavar="URL", help="server; several in turn  [the stack that runs here]"
+    "--url",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="server to measure; several are measured in turn  [the stack that runs here]",
 )
 @click.option(
-    "--case", "cases", multiple=True, type=click.Choice([*"ABCDEG"]), help="may be given several times  [all]"
+    "--case",
+    "cases",
+    multiple=True,
+    type=click.Choice([*"ABCDEG"]),
+    help="what to send; may be given several times  [all]",
 )
-@click.option("--seed", default=1, show_default=True, help="of the requests; the same seed draws the same")
-@click.option("--repeats", default=1, show_default=True, help="of each case, one server after the other")
+@click.option("--seed", default=1, metavar="N", help="seed of the requests  [1]")
+@click.option("--repeats", default=1, metavar="N", help="repeats of each case  [1]")
 @click.option("--model", metavar="NAME", help="model to ask  [the first that the server names]")
 @click.option(
-    "--output", type=click.Path(dir_okay=False, writable=True), help="keep the raw result here, as JSON"
+    "--metrics",
+    multiple=True,
+    metavar="URL",
+    help="metrics of each server's executor, in the order of --url  [found on this machine]",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    metavar="N",
+    help="threads that the machine's ceilings are measured with  [the executor's]",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="keep the raw result here, as JSON",
 )
 @config_options("bench")
 def bench_load(config: str | None, **flags: Any) -> None:
-    """Measure what clients see of a server.
+    """Measure what clients see of a server, and how near it comes to what the machine allows.
 
-    A one stream; B 48 chats at once; C 24 summaries, 8 at a time; D 8 streams decode while 3 long prompts
-    arrive; E 24 requests with a common prefix; G summaries that arrive at random, one every 2 s.
+    \b
+    A  one stream, 64 tokens in, 128 out
+    B  48 chats at once
+    C  24 summaries, 8 at a time
+    D  8 streams decode while 3 prompts of 1500 tokens arrive a second apart
+    E  24 requests with a common prefix of 600 tokens, 8 at a time
+    G  summaries that arrive at random for a minute, one every 2 s: who meets TTFT 2 s and TBT 150 ms
     """
     from pillion.ops.bench import command
 
-    chosen = {name: flags.pop(name) for name in ("urls", "cases", "seed", "repeats", "model", "output")}
+    names = ("urls", "cases", "seed", "repeats", "model", "metrics", "threads", "output")
+    chosen = {name: flags.pop(name) for name in names}
     command.load(configure(flags, config), **chosen)
 
 

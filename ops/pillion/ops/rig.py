@@ -12,18 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import psutil
-
 from pillion.config import Config, load
 from pillion.ops import web
 from pillion.ops.child import die_with_parent
+from pillion.ops.processes import roles
 
-ROLES = ("valkey", "executor", "scheduler", "admission", "gateway")
 READY_SECONDS = 170.0
 END_SECONDS = 90.0
 UP = (sys.executable, "-m", "pillion.ops", "up")
@@ -31,7 +28,6 @@ UP = (sys.executable, "-m", "pillion.ops", "up")
 _READY = r"^  at +(http://\S+)/v1$"
 _LINE = re.compile(r"^ *(?P<role>[\w-]+) (?P<pid>\d+) \| ?(?P<text>.*)$")
 _METRICS = re.compile(r"^ *[\w-]+ (\d+) \| .*metrics on (http://\S+)$")
-_ROLE = re.compile(rf"(?:pillion-|-m pillion\.ops )({'|'.join(ROLES)})\b|(valkey)-server")
 _TROUBLE = re.compile(
     r"\| [\w-]+ \d+ ended: (exit code|signal) |Task was destroyed|never awaited|exception was never retrieved"
 )
@@ -147,13 +143,7 @@ class Rig:
         """The pids of each role's processes that run. Raises RigError where the stack has ended."""
         if self.process.poll() is not None:
             raise RigError(f"`pillion up` has ended with {self.process.returncode}:\n{self.tail()}")
-        found: dict[str, list[int]] = {}
-        for child in psutil.Process(self.process.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                role = _ROLE.search(" ".join(child.cmdline()))
-                if role and child.status() != psutil.STATUS_ZOMBIE:
-                    found.setdefault(role[1] or role[2], []).append(child.pid)
-        return found
+        return roles(self.process.pid)
 
     def pids(self) -> dict[str, int]:
         """Role to pid, for a stack with one process of each. Raises RigError."""

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from pillion.ops.bench import load
+from pillion.ops.bench.ceilings import Ceilings
 from pillion.ops.bench.load import notes
 from pillion.ops.bench.report import cell, shown
 from pillion.ops.cli import main
+from pillion.ops.processes import ROLES
 from pillion.ops.rig import Rig
 
 
@@ -23,7 +26,20 @@ def rig(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         yield running
 
 
-def test_a_stack_is_measured(rig: Rig, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def ceilings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The threads that they were asked for with; measuring them has its own test, and takes seconds."""
+    asked: list[int] = []
+
+    def known(threads: int) -> Ceilings:
+        asked.append(threads)
+        return Ceilings(1e12 * len(asked), 1e11)
+
+    monkeypatch.setattr(load, "ceilings_of", known)
+    return asked
+
+
+def test_a_stack_is_measured(rig: Rig, ceilings: list[int], tmp_path: Path) -> None:
     raw = tmp_path / "load.json"
     arguments = ["--case", "A", "--case", "E", "--repeats", "2", "--seed", "7", "--output", str(raw)]
     done = CliRunner().invoke(
@@ -51,7 +67,19 @@ def test_a_stack_is_measured(rig: Rig, tmp_path: Path) -> None:
         assert 16 * 592 <= one["cached_tokens"] < 24 * 600
     for one in server["cases"]["A"]:
         assert one["decode_tokens_per_s"] > 0 and one["cached_tokens"] == one["ended_early"] == 0
+        # It computes in bfloat16 with 128 steps or a few less, where two results came to be sampled in one.
+        assert 100 < one["executor"]["steps"] <= 129
+        assert 0 < one["executor"]["step_share"] < 1
+        assert sum(one["executor"]["parts_s"].values()) <= one["executor"]["step_s"]
+        assert sum(flops for flops, _ in one["executor"]["work"].values()) > 1e6
+        assert 0 < one["floor"]["reached"] <= one["floor"]["reached_in_steps"] < 1
+        least = sum(max(flops / 2e12, read / 1e11) for flops, read in one["executor"]["work"].values())
+        assert one["floor"]["seconds"] == pytest.approx(least)
+        assert one["floor"]["tokens_per_s"] > one["decode_tokens_per_s"]
+        assert set(one["cpu_s"]) == {*ROLES, "up"} and 0 < one["cpu_outside_kernels"] < 1
+    assert ceilings == [1, 1] and [one["flops_per_s"] for one in result["ceilings"]] == [1e12, 2e12]
     assert "decode tokens/s" in done.output and "common prefix" in done.output
+    assert "time in steps, share" in done.output and "ceilings after: " in done.output
     assert "vocabulary is small" in done.output
 
 
@@ -64,22 +92,35 @@ def test_the_stack_that_runs_here_is_found_with_its_key(rig: Rig) -> None:
 def test_servers_are_measured_in_turn_with_the_same_requests(rig: Rig, tmp_path: Path) -> None:
     raw = tmp_path / "load.json"
     twice = ["--url", rig.url, "--url", f"{rig.url}/v1", "--api-key", "swordfish", "--case", "A"]
-    done = CliRunner().invoke(main, ["bench", "load", *twice, "--seed", "9", "--output", str(raw)])
+    only_first = ["--metrics", rig.metrics["executor"], "--state-dir", str(tmp_path)]
+    done = CliRunner().invoke(
+        main, ["bench", "load", *twice, *only_first, "--seed", "9", "--output", str(raw)]
+    )
     assert done.exit_code == 0, done.output
     first, second = json.loads(raw.read_bytes())["servers"]
     # The second is the same server here: what the first sent is in its cache, and that is said.
     assert first["cases"]["A"][0]["cached_tokens"] == 0 < second["cases"]["A"][0]["cached_tokens"]
     assert [note for note in second["notes"] if "prefix cache; give a --seed" in note]
+    # One is looked into, though its stack is not of this state folder; the other is not.
+    assert first["cases"]["A"][0]["floor"]["reached"] > 0 and "cpu_s" not in first["cases"]["A"][0]
+    assert "executor" not in second["cases"]["A"][0]
+    assert [note for note in second["notes"] if note.startswith("no floor")]
 
 
-def test_what_cannot_be_measured_is_one_line(rig: Rig, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_one_line(rig: Rig, ceilings: list[int], tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         away = f"http://127.0.0.1:{free.getsockname()[1]}"
+        ours = ("--url", rig.url, "--api-key", "swordfish", "--case", "A")
         for arguments, said in (
             (("--url", away), f"no server answers at {away}"),
             (("--url", rig.url), "wants a key: give --api-key KEY"),
             (("--state-dir", str(tmp_path)), "no stack 'default' runs here"),
+            ((*ours, "--metrics", away), f"no metrics at {away}"),
+            (
+                (*ours, "--metrics", rig.metrics["admission"]),
+                "has no metrics of an executor; with --metrics-port",
+            ),
             (
                 ("--url", rig.url, "--api-key", "swordfish", "--model", "other"),
                 "answers a completion with: 404",
@@ -87,6 +128,7 @@ def test_what_cannot_be_measured_is_one_line(rig: Rig, tmp_path: Path) -> None:
         ):
             done = CliRunner().invoke(main, ["bench", "load", *arguments])
             assert done.exit_code == 1 and said in done.output
+            assert not ceilings
             assert done.output.startswith("pillion: ") and done.output.count("\n") == 1
 
 

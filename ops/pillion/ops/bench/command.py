@@ -15,10 +15,13 @@ def load(
     repeats: int,
     model: str | None,
     output: str | None,
+    metrics: tuple[str, ...],
+    threads: int | None,
 ) -> None:
     """Measures the servers at `urls`, else the stack of this name. Ends the process where it cannot."""
     try:
         from pillion.ops.bench.cases import CASES, Failed
+        from pillion.ops.bench.ceilings import NoCeilings
         from pillion.ops.bench.load import Options, run
         from pillion.ops.bench.server import NoServer
     except ModuleNotFoundError as error:
@@ -29,8 +32,11 @@ def load(
         if here is None:
             fail(stack.absent(config), 1)
         urls, keys = (stack.url(here),), keys or here.gateway.api_key
-    options = Options(urls, cases or tuple(CASES), seed, repeats, model, keys[0] if keys else None)
+    if len(metrics) > len(urls):
+        fail("give one --metrics for each --url, in the same order", 2)
+    key = keys[0] if keys else None
+    options = Options(urls, cases or tuple(CASES), seed, repeats, model, key, metrics, threads)
     try:
-        run(options, Path(output) if output else None)
-    except (NoServer, Failed) as error:
+        run(config, options, Path(output) if output else None)
+    except (NoServer, Failed, NoCeilings) as error:
         fail(str(error), 1)

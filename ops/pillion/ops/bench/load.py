@@ -5,19 +5,27 @@ that drifts. The same seed draws the same requests; cases and repeats share no p
 prefix cache by chance.
 """
 
+import asyncio
+import os
 import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import click
 import msgspec
 import uvloop
 
-from pillion.ops.bench.cases import CASES, Case, Failed, Result
+from pillion.config import Config
+from pillion.ops.bench.cases import CASES, Failed, Result
+from pillion.ops.bench.ceilings import best, ceilings_of
 from pillion.ops.bench.client import session
+from pillion.ops.bench.floor import floor
+from pillion.ops.bench.inside import Inside, find
 from pillion.ops.bench.report import headline, told
 from pillion.ops.bench.server import Server
 from pillion.words import counted
@@ -33,39 +41,83 @@ class Options:
     repeats: int = 1
     model: str | None = None  # the first that the server names
     api_key: str | None = None
+    metrics: tuple[str, ...] = ()  # of each URL's executor; found where the stack is on this machine
+    threads: int | None = None  # of the ceilings; else the executors'
 
 
-def run(options: Options, output: Path | None) -> None:
-    """Measures, shows a table, and keeps the raw result as JSON. Raises NoServer, Failed."""
-    result = uvloop.run(measure(options))
+def run(config: Config, options: Options, output: Path | None) -> None:
+    """Measures, shows a table, and keeps the raw result as JSON.
+
+    `config` tells where the stacks of this machine are. Raises NoServer, Failed, NoCeilings.
+    """
+    result = uvloop.run(measure(config, options))
     if output:
         output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     told(result)
 
 
-async def measure(options: Options) -> dict[str, Any]:
-    """The raw result. Raises NoServer, Failed."""
+@dataclass(slots=True)
+class Subject:
+    """A server, what can be seen of its inside, and its results, by case and repeat."""
+
+    server: Server
+    inside: Inside
+    results: dict[str, list[Result]]
+
+    def raw(self) -> dict[str, Any]:
+        return {
+            "url": self.server.url,
+            "model": self.server.model,
+            "notes": [*self.server.notes, *notes(self.results), *([] if self.inside.metrics else [NO_FLOOR])],
+            "cases": self.results,
+        }
+
+
+async def measure(config: Config, options: Options) -> dict[str, Any]:
+    """The raw result. Raises NoServer, Failed, NoCeilings."""
     async with session(options.api_key) as http:
-        servers = [Server(http, url, options.model) for url in options.urls]
-        for server in servers:
+        subjects = []
+        for url, metrics in zip_longest(options.urls, options.metrics):
+            server = Server(http, url, options.model)
             await server.meet()
-        results = [{case: list[Result]() for case in options.cases} for _ in servers]
+            inside = Inside([metrics]) if metrics else await find(http, config, server.url)
+            await inside.look(http)  # what cannot be read is told before anything is measured
+            subjects.append(Subject(server, inside, {case: [] for case in options.cases}))
+        theirs = max(subject.inside.threads for subject in subjects)
+        threads = options.threads or theirs or len(os.sched_getaffinity(0))
+        with_floor = any(subject.inside.metrics for subject in subjects)
+        ceilings = [await asyncio.to_thread(ceilings_of, threads)] if with_floor else []
         for repeat in range(options.repeats):
             for name in options.cases:
-                for server, seen in zip(servers, results, strict=True):
-                    random_ = random.Random(f"{name} {options.seed + repeat}")
-                    try:
-                        seen[name].append(await observed(CASES[name], server, random_))
-                    except Failed as error:
-                        raise Failed(f"case {name} at {server.url}: {error}") from None
-                    click.echo(f"{server.url} {headline(name, seen[name][-1])}", err=True)
+                for subject in subjects:
+                    # Of the case and the repeat, so that no two share prompts.
+                    result = await observed(
+                        http, name, subject, random.Random(f"{name} {options.seed + repeat}")
+                    )
+                    subject.results[name].append(result)
+                    click.echo(f"{subject.server.url} {headline(name, result)}", err=True)
+        ceilings += [await asyncio.to_thread(ceilings_of, threads)] if with_floor else []
+    for subject in subjects:
+        for name, results in subject.results.items():
+            for result in results:
+                if "executor" in result:
+                    rate = result.get(RATES.get(name, ""))
+                    result["floor"] = floor(result["executor"], best(*ceilings), result["wall_s"], rate)
     return {
         "seed": options.seed,
-        "servers": [
-            {"url": server.url, "model": server.model, "notes": server.notes + notes(seen), "cases": seen}
-            for server, seen in zip(servers, results, strict=True)
-        ],
+        "threads": threads,
+        "ceilings": ceilings,
+        "servers": [subject.raw() for subject in subjects],
     }
+
+
+RATES: dict[str, str] = {"A": "decode_tokens_per_s"} | dict.fromkeys("BCE", "total_tokens_per_s")
+"""The figure of a case that the floor bounds."""
+
+NO_FLOOR = (
+    "no floor, since no metrics of its executor are known; give `pillion up` a --metrics-port, or their URL "
+    "with --metrics"
+)
 
 
 def notes(cases: Mapping[str, Sequence[Result]]) -> list[str]:
@@ -86,9 +138,19 @@ def notes(cases: Mapping[str, Sequence[Result]]) -> list[str]:
     return said
 
 
-async def observed(case: Case, server: Server, random_: random.Random) -> Result:
-    """The case's own figures, and what this client took to make them."""
-    start, cpu = time.perf_counter(), time.process_time()
-    result = await case(server, random_)
-    seconds = time.perf_counter() - start
-    return result | {"wall_s": seconds, "client_cores": (time.process_time() - cpu) / seconds}
+async def observed(
+    http: aiohttp.ClientSession, name: str, subject: Subject, random_: random.Random
+) -> Result:
+    """A case's own figures, what this client took to make them, and what happened in the server.
+
+    Raises NoServer, Failed.
+    """
+    try:
+        before = await subject.inside.look(http)
+        start, cpu = time.perf_counter(), time.process_time()
+        result = await CASES[name](subject.server, random_)
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        seen = await subject.inside.since(http, before, seconds)
+    except Failed as error:
+        raise Failed(f"case {name} at {subject.server.url}: {error}") from None
+    return result | {"wall_s": seconds, "client_cores": cpu / seconds} | seen

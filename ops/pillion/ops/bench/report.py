@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pillion.words import counted
+
 _GAPS = (("gap P50, ms", "gap_ms.median"), ("gap P99, ms", "gap_ms.p99"), ("worst gap, ms", "gap_ms.worst"))
 _TOTAL = ("total tokens/s", "total_tokens_per_s")
 _TTFT = (("TTFT median, s", "ttft_s.median"), ("TTFT worst, s", "ttft_s.worst"))
@@ -40,6 +42,17 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 """What is shown of a case: its name and where it is in the case's result."""
+INSIDE = (
+    ("tokens/s at the floor", "floor.tokens_per_s"),
+    ("floor over time", "floor.reached"),
+    ("floor over time in steps", "floor.reached_in_steps"),
+    ("time in steps, share", "executor.step_share"),
+    ("idle between steps, mean ms", "executor.gap_mean_ms"),
+    ("parts of steps, s", "executor.parts_s"),
+    ("CPU, s", "cpu_s"),
+    ("CPU outside kernels, share at least", "cpu_outside_kernels"),
+)
+"""What is shown besides of servers that can be looked into."""
 
 
 def told(result: Mapping[str, Any], console: Console | None = None) -> None:
@@ -50,11 +63,20 @@ def told(result: Mapping[str, Any], console: Console | None = None) -> None:
     servers = result["servers"]
     table = Table("case", "", *(f"{server['url']}\n{server['model']}" for server in servers))
     for case in servers[0]["cases"]:
-        for number, (label, path) in enumerate(ROWS[case]):
-            cells = (cell(server["cases"][case], path) for server in servers)
-            table.add_row(f"{case}: {TITLES[case]}" if number == 0 else "", label, *cells)
+        title = f"{case}: {TITLES[case]}"
+        for label, path in (*ROWS[case], *INSIDE):
+            cells = [cell(server["cases"][case], path) for server in servers]
+            if any(set(text) - set("-, ") for text in cells):
+                table.add_row(title, label, *cells)
+                title = ""
         table.add_section()
     console.print(table)
+    for when, one in zip(("before", "after"), result["ceilings"], strict=False):
+        console.print(
+            f"ceilings {when}: {one.flops_per_s / 1e9:.0f} GFLOP/s, {one.bytes_per_s / 1e9:.1f} GB/s with "
+            f"{counted(result['threads'], 'thread')}; the floor is at the higher",
+            markup=False, highlight=False,
+        )  # fmt: skip
     for server in servers:
         for note in server["notes"]:
             console.print(f"{server['url']}: {note}", markup=False, highlight=False)
@@ -84,4 +106,6 @@ def shown(value: Any) -> str:
         return "-"
     if isinstance(value, list):
         return " ".join(map(shown, value))
+    if isinstance(value, Mapping):
+        return " ".join(f"{name} {shown(each)}" for name, each in value.items())
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -60,7 +60,7 @@ class Gateway:
         self.streams: dict[str, Stream] = {}
         self.refusals: dict[str, str] = {}
         self.gaps = 0
-        self.repeated = 0  # tokens that were published again
+        self.restarted: set[str] = set()  # requests whose first token was published again
         self._last = "0-0"
 
     async def submit(self, *requests: Request, **changes: object) -> None:
@@ -94,8 +94,8 @@ class Gateway:
             self.refusals[refusal.request] = refusal.message
         for item in output.items:
             stream = self.streams.get(item.request)
-            if stream is not None:
-                self.repeated += max(0, min(len(stream.tokens) - item.position, len(item.tokens)))
+            if stream is not None and stream.tokens and item.tokens and not item.position:
+                self.restarted.add(item.request)
             if stream is not None and not stream.add(item, output.replica):
                 self.gaps += 1
                 await self._catch_up(item.request, output.replica)

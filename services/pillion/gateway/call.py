@@ -34,6 +34,7 @@ from pillion.telemetry import names, tracing
 log = logging.getLogger(__name__)
 
 CATCH_UP_PATIENCE = 5.0  # seconds for the rest of a gap to appear in the journal
+CATCH_UP_LOOK = 0.1  # seconds between two looks
 CLIENT_GONE = "client_gone"
 GATEWAY_ENDS = "gateway_ends"
 _WHY_PARKED = {
@@ -149,13 +150,15 @@ class Call:
         events: list[Event] = []
         if self._inbox.lost:
             self._inbox.lost = False
-            await self._catch_up(self._inbox, events)
-        elif not taken:
+            await self._catch_up(self._inbox, taken, events)
+            return events
+        if not taken:
             return await self._look() if search else None
         try:
             self._feed(taken, events)
         except Gap as gap:
-            await self._bridge(self._inbox, gap, taken, events)
+            log.warning("request %s: %s; reading the journal", self.request.id, gap)
+            await self._catch_up(self._inbox, taken, events)
         return events
 
     def _feed(self, items: list[Tokens], events: list[Event]) -> None:
@@ -170,26 +173,24 @@ class Call:
                     self.request.id, item.choice, "a stop string was found", self.request.traceparent
                 )
 
-    async def _bridge(self, inbox: Inbox, gap: Gap, items: list[Tokens], events: list[Event]) -> None:
-        """Items are missing: they are in the journal, since that is written first."""
-        log.warning("request %s: %s; reading the journal", self.request.id, gap)
-        await self._catch_up(inbox, events)
-        try:
-            self._feed(items, events)
-        except Gap as still:
-            # Two histories are never joined.
-            raise _lost(still) from None
-
-    async def _catch_up(self, inbox: Inbox, events: list[Event]) -> None:
+    async def _catch_up(self, inbox: Inbox, items: list[Tokens], events: list[Event]) -> None:
+        """Adds what was missed, then `items`. It is in the journal, since that is written first, or comes
+        there again: when Redis was killed with its last words unwritten, their replica puts them back.
+        """
+        why = bus_gone()
         try:
             async with asyncio.timeout(CATCH_UP_PATIENCE):
-                missed = await self._bus.streams.missed(inbox)
-        except (TimeoutError, *UNREACHABLE):
-            raise bus_gone() from None
-        try:
-            self._feed(missed, events)
-        except Gap as gap:
-            raise _lost(gap) from None
+                while True:
+                    try:
+                        self._feed([*await self._bus.streams.missed(inbox), *items], events)
+                        return
+                    except Gap as gap:
+                        why = _lost(gap)  # two histories are never joined
+                    except UNREACHABLE:
+                        why = bus_gone()
+                    await asyncio.sleep(CATCH_UP_LOOK)
+        except TimeoutError:
+            raise why from None
 
     async def _look(self) -> list[Event] | None:
         """Nothing came for long. The request may have ended unseen, if its last items were trimmed away; or

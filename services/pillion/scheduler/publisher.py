@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pillion import clock
 from pillion.actors import Exit, Stop
-from pillion.bus import Connection, DataLost, Keys, Lease, LeaseLost, retrying
+from pillion.bus import UNREACHABLE, Connection, DataLost, Keys, Lease, LeaseLost, retrying
 from pillion.bus.keys import HOLDER_TTL, OUT_MAXLEN
 from pillion.bus.ledger import Ledger
 from pillion.bus.scripts import PUBLISH, RESTORE, RESTORED_AT_ONCE, SETTLE, Script
@@ -187,10 +187,25 @@ class Publisher:
         return items
 
     async def _script(self, what: str, script: Script, keys: list[str], args: list[object]) -> bytes:
+        """Where Redis was away, it may have been killed with its last words unwritten: what it may have lost
+        is put back before anything follows, or the journal would have a gap."""
+        away = False
+
+        async def attempt() -> bytes:
+            nonlocal away
+            if away:
+                await self._restore()
+                away = False
+            try:
+                answer: bytes = await script(self._connection, keys, args)
+            except UNREACHABLE:
+                away = True
+                raise
+            return answer
+
         while True:
             try:
-                answer: bytes = await retrying(what, lambda: script(self._connection, keys, args))
-                return answer
+                return await retrying(what, attempt)
             except DataLost:
                 await self._restore()
 

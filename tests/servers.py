@@ -1,16 +1,38 @@
 """Real servers and services for tests, as fixtures: a Valkey, and any of the services as a process."""
 
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from pillion.ops.valkey import binary
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine for servers that will listen on them. They lie below those that Linux gives to
+    connections and to who asks for any port, so that no other test takes one until then.
+    """
+    ports: list[int] = []
+    with ExitStack() as held:  # together, so that they differ
+        while len(ports) < count:
+            port = 10_000 + secrets.randbelow(20_000)
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
 
 
 class Valkey:
@@ -28,7 +50,7 @@ class Valkey:
             *("--save", "", "--appendonly", "yes", "--loglevel", "warning"),
         ]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self._answers():
             assert time.monotonic() < deadline, "Valkey did not start"
             time.sleep(0.01)
@@ -36,7 +58,7 @@ class Valkey:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def _answers(self) -> bool:
         import redis
@@ -88,7 +110,7 @@ class Processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pillion.telemetry import names
 from tests.promlint import problems
-from tests.servers import Processes
+from tests.servers import Processes, free_port
 
 SERVICES = ("executor", "scheduler", "admission", "gateway")
 
@@ -22,9 +21,7 @@ SERVICES = ("executor", "scheduler", "admission", "gateway")
 @pytest.fixture
 def expositions(processes: Callable[..., Processes], tiny_model: Any) -> dict[str, str]:
     """By service, once a request is answered."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     running = processes(
         model=tiny_model("llama3"), dtype="float32", num_kv_blocks=64, block_size=16, port=port,
         max_num_batched_tokens=64, max_num_seqs=4, metrics_port=0,
@@ -32,7 +29,7 @@ def expositions(processes: Callable[..., Processes], tiny_model: Any) -> dict[st
     for service in SERVICES:
         running.start(service)
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not _ready(url):
         assert time.monotonic() < deadline, running.log("gateway")
         time.sleep(0.1)

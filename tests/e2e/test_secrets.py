@@ -2,13 +2,14 @@
 
 import asyncio
 import hashlib
-import socket
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
+
+from tests.servers import free_ports
 
 # Words that stand in no log unless a prompt, an answer's wish, or a secret got into one.
 MARKS = (
@@ -22,10 +23,7 @@ CHAT = {"messages": [{"role": "system", "content": "zyxsystem"}, {"role": "user"
 @pytest.fixture
 async def stack(processes: Any, tiny_model: Any, tmp_path: Any) -> AsyncIterator[tuple[str, Any, Any]]:
     """All services, ready, each with all it can say; the scheduler shows the executor a secret, over TCP."""
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        port, plans = one.getsockname()[1], two.getsockname()[1]
+    port, plans = free_ports(2)
     keys = tmp_path / "keys.toml"
     keys.write_text(f'alice = "{hashlib.sha256(SECRET.encode()).hexdigest()}"\n')
     running = processes(
@@ -97,14 +95,15 @@ async def test_no_text_and_no_secret_is_logged(stack: Any) -> None:
     assert statuses[:4] == [200] * 4 and statuses[-1] == 200
     assert sorted(set(statuses[4:-1])) == [400, 401, 404, 415]
     # A client that goes away, and services that fall with the work in their hands.
-    streamed = ran | {"stream": True, "max_tokens": 150, "ignore_eos": True}
+    streamed = ran | {"stream": True, "max_tokens": 600, "ignore_eos": True}
     async with session.post(chat, json=streamed) as gone:
         await gone.content.readany()
     async with session.post(chat, json=streamed) as answer:
-        await answer.content.readany()
+        begun = await answer.content.readany()
+        assert b"[DONE]" not in begun, "it was to be in mid-stream"
         for name in ("executor", "scheduler"):
             made[name].kill()
-            made[name].wait(20)
+            made[name].wait(60)
             running.start(name)
         assert b"[DONE]" in await asyncio.wait_for(answer.content.read(), 120)
     logs = {name: running.log(name) for name in made}

@@ -219,4 +219,4 @@ async def test_a_long_prompt_does_not_hold_up_the_others(start: Any) -> None:
         answered.append(time.monotonic() - asked_at)
     status, body, _ = await long
     assert status == 200 and body["count"] > 400_000
-    assert len(answered) > 20 and max(answered) < (time.monotonic() - start_at) / 4
+    assert len(answered) > 20 and max(answered) < (time.monotonic() - start_at) / 2

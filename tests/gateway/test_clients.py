@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from pillion.contracts.entries import Tokens
+from tests.servers import free_port
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 STREAM = json.dumps({"prompt": "x", "stream": True, "max_tokens": 1000}).encode()
@@ -39,14 +40,14 @@ class Client:
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
-    async def answer(self, seconds: float = 20) -> Answer:
+    async def answer(self, seconds: float = 40) -> Answer:
         async with asyncio.timeout(seconds):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             headers = dict(line.lower().split(": ", 1) for line in head[1:-2])
             body = await self.reader.readexactly(int(headers.get("content-length", 0)))
         return Answer(int(head[0].split()[1]), headers, body)
 
-    async def ended(self, seconds: float = 20) -> bytes:
+    async def ended(self, seconds: float = 40) -> bytes:
         """What comes until the server closes."""
         async with asyncio.timeout(seconds):
             try:
@@ -86,9 +87,7 @@ Start = Callable[..., Awaitable[Site]]
 @pytest.fixture
 async def site(processes: Any, valkey: Any, driver_of: Any) -> AsyncIterator[Start]:
     """`await site(**settings)`: a gateway that is ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     made: list[Site] = []
 
     async def start(**settings: Any) -> Site:
@@ -96,7 +95,7 @@ async def site(processes: Any, valkey: Any, driver_of: Any) -> AsyncIterator[Sta
         driver = driver_of(valkey.url, "default")
         begun = Site(running.start("gateway"), port, driver, lambda: running.log("gateway"))
         made.append(begun)
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 90
         while True:
             await driver.tell()
             try:
@@ -161,10 +160,10 @@ async def test_a_slow_reader_holds_no_memory_and_is_cut_off(site: Start) -> None
         sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(STREAM) + STREAM)
         request = await at.driver.request()
         before, most, cancel = process.memory_info().rss, 0, None
-        position, portion = 0, (100,) * 100
-        deadline = time.monotonic() + 30
+        position, portion = 0, (100,) * 500
+        deadline = time.monotonic() + 60
         while cancel is None:
-            for _ in range(20):
+            for _ in range(4):
                 await at.driver.publish(request.gateway, Tokens(request.id, 0, position, portion))
                 position += len(portion)
             most = max(most, process.memory_info().rss)
@@ -190,7 +189,7 @@ async def test_a_connection_that_closes_does_not_wait_for_a_reader(site: Start) 
         sock.connect(("127.0.0.1", at.port))
         head = HEAD.replace(b"/v1/completions", b"/tokenize") + b"Connection: close\r\n"
         sock.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while "took nothing for 1 s" not in at.log():
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
@@ -199,7 +198,7 @@ async def test_a_connection_that_closes_does_not_wait_for_a_reader(site: Start) 
 async def test_most_connections(site: Start) -> None:
     at = await site(max_connections=5, keepalive_timeout=60)
     held: list[Client] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(held) < 5:
         # Those of the start may not have been let go yet.
         client = await at.connect()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 from pillion.contracts.entries import ChoiceRecord, Record, Refusal, Tokens, encode
@@ -119,14 +120,14 @@ async def test_an_explicit_cancel_is_final(start: Any, reader: Any) -> None:
 
 
 async def test_a_deadline_is_final(start: Any, reader: Any) -> None:
-    stack = await start(request_timeout=1.0)
+    stack = await start(request_timeout=2.0)
     first = await reader(stack).ask()
     request = await stack.driver.request()
     await brought(stack, request, 100, 101)
     await first.read(2)
     await left(first, request, 100, 101)
     assert request.deadline is not None
-    await asyncio.sleep(1.1)
+    await asyncio.sleep(max(0.0, request.deadline - time.time()) + 0.05)
     second = await reader(stack).go_on(request.id, first.last)
     await second.rest()
     assert contents(second.events[:-2]) == [101]

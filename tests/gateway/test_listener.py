@@ -20,7 +20,7 @@ async def _send(url: str, *pieces: bytes) -> tuple[int, bytes, Any]:
     where = urlsplit(url)
     reader, writer = await asyncio.open_connection(where.hostname, where.port)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             for piece in pieces:
                 writer.write(piece)
                 await asyncio.sleep(0.02)  # so that the server reads them one by one

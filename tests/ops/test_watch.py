@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +10,7 @@ import psutil
 
 from pillion.bus import Connection, Keys
 from pillion.ops import watch
+from tests.servers import free_port
 
 
 def test_silence_is_counted_in_looks_and_an_answer_ends_it() -> None:
@@ -36,9 +36,7 @@ async def test_each_service_that_is_stopped_is_silent_and_woken_answers(
     valkey: Any, processes: Any, tiny_model: Any, tmp_path: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(watch, "SECONDS", 1.0)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     model, target = tiny_model("smollm2"), f"unix:{tmp_path}/e.sock"
     stack = processes(model=model, executor=target, port=port, lease_seconds=1.0, num_kv_blocks=16)
     connection = Connection(valkey.url, "test")

@@ -48,8 +48,9 @@ class Client:
         self.last = "0-0"
 
     async def send(self, *requests: Request) -> None:
-        for one in requests:
-            await append(self.connection, KEYS.run("0"), encode(one))
+        """In one round trip, so that they arrive together."""
+        entries = [("XADD", KEYS.run("0"), "*", "e", encode(one)) for one in requests]
+        await self.connection.pipeline(*entries)
 
     async def poll(self) -> None:
         answer = await self.connection.call("XRANGE", KEYS.out("g"), "(" + self.last, "+")
@@ -59,7 +60,7 @@ class Client:
             self.items += output.items
             self.refusals += [refusal.message for refusal in output.refusals]
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 150.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await self.poll()
@@ -78,7 +79,7 @@ class Client:
         return next((item.finish for item in self.items if item.request == name and item.finish), None)
 
     async def ready(self) -> Heartbeat:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 payload = await self.connection.call("HGET", KEYS.replicas, "0")
                 if payload is not None and (beat := decode(payload, Heartbeat)).state == "ready":

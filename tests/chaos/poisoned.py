@@ -15,6 +15,7 @@ from pillion.executor.models.llama import Llama
 from pillion.ops.cli import main
 
 KILLS, RAISES, HANGS = 310, 311, 312
+HANGING = "this step does not end"
 RUN = 4  # so many in a row: no sampled text has them by chance
 
 forward = Llama.forward
@@ -30,6 +31,7 @@ def broken(self: Llama, token_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
     if has(token_ids, RAISES):
         raise RuntimeError("this kernel cannot be run")
     if has(token_ids, HANGS):
+        print(HANGING, flush=True)
         time.sleep(3600)
     return forward(self, token_ids, *rest)
 

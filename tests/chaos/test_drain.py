@@ -1,13 +1,12 @@
 """Asked to end, a service finishes or hands on within its grace period; its code says how it went."""
 
-import asyncio
 import signal
 from typing import Any
 
 import pytest
 
 from tests.bus_client import client, request
-from tests.chaos.poisoned import HANGS
+from tests.chaos.poisoned import HANGING, HANGS
 from tests.chaos.test_executor import POISONED, ended, poison, undisturbed
 
 
@@ -50,11 +49,7 @@ async def test_an_engine_that_hangs_when_it_is_asked_to_end_does_not_end_with_0(
         await one.send(request("a", output=1800))
         await one.until(lambda: len(one.tokens("a")) >= 5)
         await one.send(poison(HANGS))
-        seen = -1
-        while seen != len(one.tokens("a")):
-            seen = len(one.tokens("a"))
-            await asyncio.sleep(0.5)
-            await one.poll()
+        await one.until(lambda: HANGING in stack.log("executor"))
         assert not one.finish("a")
         executor.send_signal(signal.SIGTERM)
         assert await ended(executor) == 70

@@ -105,7 +105,7 @@ async def line(tmp_path: Path) -> AsyncIterator[Cut]:
 async def test_a_line_that_is_cut_loses_no_token(valkey: Any, stack: Any, line: Cut) -> None:
     executor = stack.start("executor", executor=f"unix:{line.target}")
     stack.start("scheduler", executor=line.address)
-    wanted = bystanders(100)
+    wanted = bystanders(300)
     async with client(valkey.url) as one:
         await one.ready()
         quiet = await undisturbed(one, wanted)
@@ -125,7 +125,7 @@ async def test_one_that_is_stopped_past_its_deadline_is_given_up(valkey: Any, st
     """Woken it finds nobody who listens to its old steps; never woken, another one takes its place."""
     executor = stack.start("executor")
     stack.start("scheduler")
-    wanted = bystanders(150)
+    wanted = bystanders(300)
     async with client(valkey.url) as one:
         await one.ready()
         quiet = await undisturbed(one, wanted)
@@ -218,7 +218,7 @@ async def test_what_fails_in_a_step_fails_that_request_alone(
     stack.start("scheduler")
     never = Sampling(seed=5, temperature=1.0, ignore_eos=True, logit_bias={NOT_A_NUMBER: -100.0})
     wanted = [
-        request("short", length=15, output=150, sampling=never),
+        request("short", length=15, output=400, sampling=never),
         request("long", length=400, output=60, sampling=never),
     ]
     holed = (*range(40, 80), NOT_A_NUMBER)

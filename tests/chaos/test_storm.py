@@ -36,7 +36,7 @@ async def test_a_rolling_restart_and_a_storm_lose_and_double_no_token(
 ) -> None:
     """Steps are small, so that a prompt takes many of them; streams outlive the grace period."""
     settings = (
-        *("--model", str(tiny_model("llama3")), "--threads", "1", "--max-num-batched-tokens", "32"),
+        *("--model", str(tiny_model("llama3")), "--threads", "1", "--max-num-batched-tokens", "16"),
         *("--lease-seconds", "1", "--drain-timeout", "0.1"),
     )
     stack = Rig(tmp_path, *settings, log=tmp_path / "log")

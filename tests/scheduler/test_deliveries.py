@@ -10,7 +10,7 @@ from pillion.contracts.entries import Refusal, decode
 from tests.bus_client import KEYS, Client, client, request
 
 
-async def deliveries(one: Client, wanted: int, within: float = 40.0) -> None:
+async def deliveries(one: Client, wanted: int, within: float = 90.0) -> None:
     """Waits until the one entry was handed out so often."""
     deadline = time.monotonic() + within
     pending: Any = []
@@ -30,7 +30,7 @@ async def test_who_kills_each_holder_ends_as_a_dead_letter_and_is_told(valkey: A
         scheduler = stack.start("scheduler")
         await deliveries(one, count)
         scheduler.kill()
-        assert await asyncio.to_thread(scheduler.wait, 15) == -signal.SIGKILL
+        assert await asyncio.to_thread(scheduler.wait, 40) == -signal.SIGKILL
 
     async with client(valkey.url) as one:
         await one.connection.call("HSET", KEYS.stream("a"), "owner", "g", "life", 0, "parked", -1)

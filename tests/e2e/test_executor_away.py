@@ -39,7 +39,7 @@ def test_stopped_it_is_unready_and_goes_on_killed_new_work_is_refused_and_stream
     os.kill(executor, signal.SIGSTOP)
     begin = time.monotonic()
     while (found := readiness(url))[0] == 200:
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 60
         time.sleep(0.05)
     status, answer = found
     assert (status, answer["reason"]) == (503, "stalled")
@@ -54,6 +54,7 @@ def test_stopped_it_is_unready_and_goes_on_killed_new_work_is_refused_and_stream
     events = web.stream(f"{url}/v1/completions", BODY | {"cache_salt": "2"})
     first = tokens([next(events)])
     os.kill(executor, signal.SIGKILL)
+    begin = time.monotonic()
     while readiness(url)[0] == 200:
         assert time.monotonic() - begin < 60
     with pytest.raises(web.Refused, match="not ready"):

@@ -11,7 +11,7 @@ from tests.e2e.conftest import StartStack
 
 
 def test_a_child_that_hangs_is_killed_and_started_again(start_stack: StartStack) -> None:
-    stack = start_stack("--hang-timeout", "4", "--threads", "1")
+    stack = start_stack("--hang-timeout", "6", "--threads", "1")
     url = stack.url
     body = {"prompt": "ab", "max_tokens": 1200, "ignore_eos": True, "stream": True, "return_token_ids": True,
             "temperature": 0, "cache_salt": "a"}  # fmt: skip
@@ -25,11 +25,11 @@ def test_a_child_that_hangs_is_killed_and_started_again(start_stack: StartStack)
     first = tokens([next(events)])
     old = stack.pids()["executor"]
     os.kill(old, signal.SIGSTOP)
-    stack.wait_line(f"executor {old} says nothing any more and is killed", 40)
+    stack.wait_line(f"executor {old} says nothing any more and is killed", 60)
     assert first + tokens(events) == quiet
     new = stack.pids()["executor"]
     assert new != old and not psutil.pid_exists(old)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not stack.ready:
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from pillion.bus import Connection, Keys
+from pillion.contracts.entries import Heartbeat, decode
 from pillion.ops.rig import Rig
 from pillion.ops.stack import redis_url, socket_folder
 from tests.e2e.conftest import StartStack
@@ -57,12 +58,20 @@ def schedulers(stack: Rig) -> list[int]:
     return [int(line[1]) for line in lines if line]
 
 
+async def both_ready(connection: Connection) -> bool:
+    beats = await connection.call("HVALS", Keys("default").replicas)
+    return [decode(beat, Heartbeat).state for beat in beats] == ["ready", "ready"]
+
+
 @pytest.mark.timeout(170)
 async def test_flushall_in_mid_stream_and_two_dead_schedulers_cost_no_token(start_stack: StartStack) -> None:
     stack = start_stack("--replicas", "2", "--num-kv-blocks", "400", "--lease-seconds", "1")
     url = await asyncio.to_thread(lambda: stack.url)
     connection = Connection(redis_url(socket_folder(stack.state / "default") / "valkey.sock"), "test")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        async with asyncio.timeout(60):  # with one of them the stack is ready
+            while not await both_ready(connection):
+                await asyncio.sleep(0.05)
         alone = await asyncio.gather(*(Reader(session, url, body).task for body in BODIES))
         assert [len(tokens) for tokens in alone] == [body["max_tokens"] for body in BODIES]
         readers = [Reader(session, url, body) for body in BODIES]
@@ -71,8 +80,8 @@ async def test_flushall_in_mid_stream_and_two_dead_schedulers_cost_no_token(star
         assert all([await connection.call("XLEN", run) for run in runs]), "both run some"
         after = len(stack.lines)
         await connection.call("FLUSHALL")
-        await asyncio.to_thread(stack.wait_line, r"scheduler-\d \d+ \| .*put back \d+ running", 20, after)
-        await asyncio.to_thread(stack.wait_line, r"gateway \d+ \| .*submitted again", 20, after)
+        await asyncio.to_thread(stack.wait_line, r"scheduler-\d \d+ \| .*put back \d+ running", 60, after)
+        await asyncio.to_thread(stack.wait_line, r"gateway \d+ \| .*submitted again", 60, after)
         await progress(readers, 20)
         dead = schedulers(stack)
         assert len(dead) == 2

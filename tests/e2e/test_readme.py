@@ -20,7 +20,7 @@ def run(kind: str, text: str, environ: dict[str, str]) -> str:
     """What a block prints, as a user's shell or interpreter runs it at the checkout's root."""
     command = ["bash", "-euc", text] if kind == "sh" else [sys.executable, "-c", text]
     done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=170, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -312,17 +312,23 @@ async def test_what_was_stopped_goes_on_when_its_time_has_come_and_when_the_stor
         try:
             os.kill(process.pid, signal.SIGSTOP)
             watched = psutil.Process(process.pid)
-            while watched.status() != psutil.STATUS_STOPPED:
-                await asyncio.sleep(0.001)
+
+            async def stopped(wanted: bool) -> None:
+                async with asyncio.timeout(30):
+                    while (watched.status() == psutil.STATUS_STOPPED) is not wanted:
+                        await asyncio.sleep(0.001)
+
+            await stopped(True)
             blow = Blow("valkey", "stop", after=0.0, seconds=0.05 if in_time else 600.0)
-            waking = asyncio.create_task(wake(Struck(blow, process.pid, at=time.monotonic())))
+            struck = Struck(blow, process.pid, at=time.monotonic())
+            waking = asyncio.create_task(wake(struck))
             await asyncio.sleep(0)
-            assert watched.status() == psutil.STATUS_STOPPED
             if not in_time:
+                assert watched.status() == psutil.STATUS_STOPPED
                 waking.cancel()
             await asyncio.wait([waking], timeout=30)
             assert waking.cancelled() is not in_time
-            while watched.status() == psutil.STATUS_STOPPED:
-                await asyncio.sleep(0.001)
+            assert not in_time or time.monotonic() - struck.at >= 0.05
+            await stopped(False)
         finally:
             process.kill()

@@ -24,14 +24,14 @@ class Server:
 
     async def start(self) -> None:
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not await valkey.ping(self.socket):
                 await asyncio.sleep(0.01)
 
     def stop(self, number: signal.Signals) -> int:
         assert self.process is not None
         self.process.send_signal(number)
-        return self.process.wait(10)
+        return self.process.wait(30)
 
 
 @pytest.fixture
@@ -47,6 +47,7 @@ async def test_what_was_accepted_survives_kill(server: Server) -> None:
     client = redis.Redis.from_url(redis_url(server.socket))
     for number in range(100):
         client.xadd("stream", {"e": number})
+    assert client.execute_command("WAITAOF", 1, 0, 10_000)[0] == 1
     server.stop(signal.SIGKILL)
     assert not await valkey.ping(server.socket)
     await server.start()

@@ -111,7 +111,7 @@ class Neighbours:
         rows = await self.connection.call("XRANGE", self.keys.run(replica), "-", "+")
         return [Entry(row[0].decode(), row[1][1]) for row in rows]
 
-    async def said(self, gateway: str = "g", count: int = 1, within: float = 10.0) -> list[StepOutput]:
+    async def said(self, gateway: str = "g", count: int = 1, within: float = 60.0) -> list[StepOutput]:
         """The next `count` entries of the gateway's stream."""
         tail = self._outs.setdefault(gateway, Tail(self.connection, self.keys.out(gateway), "0-0"))
         outputs: list[StepOutput] = []

@@ -19,7 +19,7 @@ def stack(processes: Any) -> Any:
     return processes(lease_seconds=0.3)
 
 
-async def deliveries(neighbours: Any, wanted: int, within: float = 40.0) -> None:
+async def deliveries(neighbours: Any, wanted: int, within: float = 90.0) -> None:
     """Waits until the one entry that waits was handed out so often."""
     deadline = time.monotonic() + within
     pending: Any = []
@@ -42,12 +42,12 @@ async def test_who_kills_each_holder_ends_as_a_dead_letter_and_is_told(
         admission = stack.start("admission")
         await deliveries(neighbours, count)
         admission.kill()
-        assert await asyncio.to_thread(admission.wait, 15) == -signal.SIGKILL
+        assert await asyncio.to_thread(admission.wait, 40) == -signal.SIGKILL
     stack.start("admission")
-    (word,) = await neighbours.said(within=40)
+    (word,) = await neighbours.said(within=90)
     assert [refusal.request for refusal in word.refusals] == [request.id]
     assert word.refusals[0].status == 500
-    async with asyncio.timeout(15):  # said first, then set aside
+    async with asyncio.timeout(40):  # said first, then set aside
         while await neighbours.connection.call("XLEN", neighbours.keys.dead) != 1:
             await asyncio.sleep(0.01)
     assert await neighbours.pending() == 0
@@ -63,15 +63,15 @@ async def test_who_only_waits_while_holders_are_killed_or_ended_is_no_dead_lette
         admission = stack.start("admission")
         await deliveries(neighbours, count)
         admission.kill()
-        await asyncio.to_thread(admission.wait, 15)
+        await asyncio.to_thread(admission.wait, 40)
     survivor = stack.start("admission")
     await deliveries(neighbours, MAX_DELIVERIES)
-    await deliveries(neighbours, 1, HARMLESS + 40)  # it has lived with it
-    async with asyncio.timeout(15):  # done first, then said
+    await deliveries(neighbours, 1, HARMLESS + 90)  # it has lived with it
+    async with asyncio.timeout(40):  # done first, then said
         while "outlived a holder and are not to blame" not in stack.log("admission"):
             await asyncio.sleep(0.02)
     survivor.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(survivor.wait, 15) == 0
+    assert await asyncio.to_thread(survivor.wait, 40) == 0
     await deliveries(neighbours, 0)
     stack.start("admission")
     await deliveries(neighbours, 1)

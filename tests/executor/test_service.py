@@ -7,6 +7,7 @@ import stat
 import struct
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -404,18 +405,20 @@ async def test_a_step_that_raises_fails_alone(house: House) -> None:
 async def test_gaps_are_counted_between_steps_that_leave_work(house: House) -> None:
     stream = await house.attach()
     await stream.facts()
+    begin = time.monotonic()
     for plan in (prefill(1, 0, 1, [1, 2]), decode(2, 0, len(PROMPT)), decode(3, 0, len(PROMPT) + 1)):
         await stream.send(plan)
         await stream.result()
     await stream.send(prefill(4, 1, 2, [3, 4], max_tokens=1))
     result = await stream.result()
     assert list(result.finish) == [pb.LENGTH]
-    await asyncio.sleep(0.2)  # idle: slot 0 is not in the last plan
+    busy = time.monotonic() - begin
+    await asyncio.sleep(max(0.2, busy))  # idle: slot 0 is not in the last plan
     await stream.send(prefill(5, 2, 3, [5, 6], max_tokens=1))
     assert (await stream.result()).gap_seconds == 0
     await until(lambda: house.samples("pillion_step_seconds_count") == 5)
     assert house.samples("pillion_step_gap_seconds_count") == 3
-    assert house.samples("pillion_step_gap_seconds_sum") < 0.2
+    assert house.samples("pillion_step_gap_seconds_sum") < busy
     parts = [
         house.metrics.registry.get_sample_value("pillion_step_part_seconds_total", {"part": part})
         for part in ("prepare", "forward", "logits", "sample")
@@ -519,7 +522,7 @@ async def test_draining_waits_for_plans_in_flight_and_takes_no_new_stream(house:
 
 
 async def test_draining_ends_at_once_without_a_scheduler(house: House) -> None:
-    async with asyncio.timeout(0.5):
+    async with asyncio.timeout(DEADLINE):
         await house.servicer.drain()
 
 

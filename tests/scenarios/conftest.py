@@ -114,7 +114,7 @@ class Gateway:
                 choice = record.choices[0]
                 stream.add(Tokens(name, 0, 0, choice.tokens, choice.finish or None), "record")
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 150.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 await self.poll()
@@ -133,7 +133,7 @@ class Gateway:
         return None if payload is None else decode(payload, Heartbeat)
 
     async def ready(self, *replicas: str) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             for replica in replicas or ("0",):
                 while (beat := await self.beat(replica)) is None or beat.state != "ready":
                     await asyncio.sleep(0.02)

@@ -41,7 +41,7 @@ class TestS37ACancelledCall:
         assert await one.call("CLIENT", "ID") == client  # nor did each cancel cost a connection
 
     async def test_among_many_leaves_each_other_its_own(self, one: Connection, other: Connection):
-        await other.call("CLIENT", "PAUSE", 150, "ALL")
+        await other.call("CLIENT", "PAUSE", 600, "ALL")
         calls = [asyncio.create_task(one.call("ECHO", str(number))) for number in range(60)]
         await asyncio.sleep(0.05)
         for call in calls[::3]:
@@ -79,7 +79,7 @@ class TestS37ACancelledCall:
         assert seen == [(first, b"first"), (second, b"second")]
 
     async def test_of_a_pipeline_leaves_the_next_one_right(self, one: Connection, other: Connection):
-        await other.call("CLIENT", "PAUSE", 100, "ALL")
+        await other.call("CLIENT", "PAUSE", 500, "ALL")
         cut = asyncio.create_task(one.pipeline(("ECHO", "a"), ("ECHO", "b")))
         await asyncio.sleep(0.03)
         cut.cancel()
@@ -173,7 +173,7 @@ class TestS39ALostStream:
         await other.call(*loss)
         await append(other, KEYS.submit, b"after")
         reader = reader or asyncio.create_task(follow())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while b"after" not in seen:
                 await asyncio.sleep(0.01)
         reader.cancel()
@@ -210,14 +210,14 @@ class TestS41AnOldPendingEntry:
 
 class TestALease:
     async def test_has_one_holder_at_a_time(self, one: Connection, other: Connection):
-        first, second = (Lease(connection, KEYS, "replica:0", 0.3) for connection in (one, other))
+        first, second = (Lease(connection, KEYS, "replica:0", 0.8) for connection in (one, other))
         epoch = await first.acquire()
         waiting = asyncio.create_task(second.acquire())
         keeping = asyncio.create_task(first.keep())
-        await asyncio.sleep(0.6)  # two lives of the lease
+        await asyncio.sleep(1.6)  # two lives of the lease
         assert not waiting.done()
         keeping.cancel()
-        assert await asyncio.wait_for(waiting, 2) > epoch
+        assert await asyncio.wait_for(waiting, 20) > epoch
 
     async def test_released_is_free_at_once(self, one: Connection, other: Connection):
         first, second = (Lease(connection, KEYS, "admission", 60) for connection in (one, other))
@@ -225,7 +225,7 @@ class TestALease:
         await first.release()
         start = time.monotonic()
         assert await second.acquire() > epoch
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 20
 
     async def test_epoch_is_time_and_grows_also_when_time_does_not(self, one: Connection):
         before = time.time() * 1000
@@ -269,14 +269,16 @@ class TestALease:
         assert await HAND_OVER(other, *over(successor))
 
     async def test_that_ran_out_with_nobody_waiting_is_renewed(self, one: Connection):
-        lease = Lease(one, KEYS, "admission", 0.2)
+        lease = Lease(one, KEYS, "admission", 1.0)
         epoch = await lease.acquire()
-        await asyncio.sleep(0.3)
-        assert await one.call("EXISTS", KEYS.lease("admission")) == 0
-        keeping = asyncio.create_task(lease.keep())
-        await asyncio.sleep(0.15)
+        await one.call("PEXPIRE", KEYS.lease("admission"), 1)
+        async with asyncio.timeout(20):
+            while await one.call("EXISTS", KEYS.lease("admission")):
+                await asyncio.sleep(0.002)
+            keeping = asyncio.create_task(lease.keep())
+            while await one.call("GET", KEYS.lease("admission")) != str(epoch).encode():
+                await asyncio.sleep(0.02)
         keeping.cancel()
-        assert await one.call("GET", KEYS.lease("admission")) == str(epoch).encode()
 
 
 class TestAHandOver:
@@ -363,8 +365,8 @@ class TestARestartOfRedis:
         commands = one.commands
         assert commands < 20  # it waits longer and longer, and does not hammer
         await asyncio.to_thread(valkey.start)
-        await asyncio.wait_for(adding, 10)
-        async with asyncio.timeout(10):
+        await asyncio.wait_for(adding, 30)
+        async with asyncio.timeout(30):
             while len(seen) < 2:
                 await asyncio.sleep(0.01)
         reader.cancel()
@@ -378,7 +380,7 @@ class TestARestartOfRedis:
         start = time.monotonic()
         with pytest.raises(UNREACHABLE):
             await retrying("ping", lambda: one.call("PING"), give_up_after=0.5)
-        assert 0.1 < time.monotonic() - start < 3
+        assert 0.1 < time.monotonic() - start < 20
         valkey.start()
 
     async def test_a_wrong_password_is_no_restart(self, one: Connection, valkey: Any):
@@ -386,7 +388,7 @@ class TestARestartOfRedis:
         for password in ("?password=wrong", ""):
             connection = Connection(valkey.url + password, "test")
             with pytest.raises(Denied, match="refuses the user or password of --redis"):
-                await asyncio.wait_for(retrying("ping", lambda on=connection: on.call("PING")), 5)
+                await asyncio.wait_for(retrying("ping", lambda on=connection: on.call("PING")), 30)
             await connection.close()
 
 

@@ -19,7 +19,7 @@ def stack(processes: Any, tiny_model: Any) -> Any:
     )  # fmt: skip
 
 
-async def ended(process: Any, within: float = 20.0) -> int:
+async def ended(process: Any, within: float = 60.0) -> int:
     return await asyncio.to_thread(process.wait, within)
 
 
@@ -30,7 +30,7 @@ async def said(stack: Any, service: str, *words: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def until(condition: Any, within: float = 30.0) -> Any:
+async def until(condition: Any, within: float = 60.0) -> Any:
     async with asyncio.timeout(within):
         while not (result := await condition()):
             await asyncio.sleep(0.02)

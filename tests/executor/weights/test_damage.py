@@ -28,7 +28,7 @@ MEMORY = 96 << 20  # bytes beyond the file's own
 DRAWN = settings(
     max_examples=120,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     database=None,
 )
 

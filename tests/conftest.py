@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from pillion.config import load
 from pillion.modelfiles import Located, locate
@@ -17,6 +18,12 @@ from pillion.ops.role import SPINS
 os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # for torch in this process, as the executor has it
 
 pytest_plugins = ["tests.servers"]
+
+# The same examples in every run, and none that fails because the machine was busy with something else.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"

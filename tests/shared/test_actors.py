@@ -151,7 +151,7 @@ class Process:
     def said(self) -> list[str]:
         return [line[5:] for line in self.log.splitlines() if line.startswith("SAID ")]
 
-    def until(self, word: str, within: float = 15.0) -> None:
+    def until(self, word: str, within: float = 60.0) -> None:
         deadline = time.monotonic() + within
         while word not in self.said():
             assert time.monotonic() < deadline, self.log
@@ -162,7 +162,7 @@ class Process:
         self.process.send_signal(number)
 
     def code(self) -> int:
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     yield start
     for each in made:
         each.process.kill()
-        each.process.wait(10)
+        each.process.wait(60)
 
 
 class TestASupervisor:

@@ -60,9 +60,9 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
                 await self._serve(attachment, context)
         except StreamEnded as end:
             reason = str(end)
-            if not self._draining or attachment is None:
-                await context.abort(end.code, reason)
-            await attachment.say_last(_refused("draining", reason), context)
+            if self._draining and attachment is not None:
+                await attachment.say_last(_refused("draining", reason), context)
+            await context.abort(end.code, reason)
         except asyncio.CancelledError:
             reason = "its stream was lost"
             raise

@@ -46,6 +46,7 @@ def test_up_has_a_flag_for_every_setting() -> None:
         ("health", "--executor", "--num-kv-blocks"),
         ("doctor", "--cache-dir", "--max-waiting"),
         ("bench load", "--state-dir", "--num-kv-blocks"),
+        ("bench kernels", "--backend", "--api-key"),
     ],
 )
 def test_a_command_has_the_flags_that_matter_to_it(role: str, has: str, lacks: str) -> None:

@@ -193,7 +193,7 @@ def bench() -> None:
     metavar="FILE",
     help="keep the raw result here, as JSON",
 )
-@config_options("bench")
+@config_options("bench load")
 def bench_load(config: str | None, **flags: Any) -> None:
     """Measure what clients see of a server, and how near it comes to what the machine allows.
 
@@ -210,6 +210,45 @@ def bench_load(config: str | None, **flags: Any) -> None:
     names = ("urls", "cases", "seed", "repeats", "model", "metrics", "threads", "output")
     chosen = {name: flags.pop(name) for name in names}
     command.load(configure(flags, config), **chosen)
+
+
+@bench.command("kernels")
+@click.option(
+    "--rows",
+    multiple=True,
+    type=click.IntRange(1),
+    metavar="N",
+    default=(1, 8, 48, 128, 512),
+    help="tokens a step; may be given several times  [1, 8, 48, 128, 512]",
+)
+@click.option(
+    "--context",
+    "contexts",
+    multiple=True,
+    type=click.IntRange(0),
+    metavar="N",
+    default=(128, 1024),
+    help="tokens before those of the step, for attention; may be given several times  [128, 1024]",
+)
+@click.option(
+    "--seconds", default=0.2, metavar="X", help="about how long each operator is called at each number  [0.2]"
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="keep the raw result here, as JSON",
+)
+@config_options("bench kernels")
+def bench_kernels(config: str | None, **flags: Any) -> None:
+    """Measure each operator of a backend against the least time that the machine allows.
+
+    Sizes are the model's; weights and KV come from memory, as they do in a step.
+    """
+    from pillion.ops.bench import command
+
+    chosen = {name: flags.pop(name) for name in ("rows", "contexts", "seconds", "output")}
+    command.kernels(configure(flags, config), **chosen)
 
 
 @main.group("config", cls=_Group)

@@ -19,7 +19,8 @@ SECTIONS = {
 """The sections that a service has flags for. A file or the environment may hold all."""
 
 ONLY = {
-    "bench": ("stack", "state_dir", "api_key"),
+    "bench load": ("stack", "state_dir", "api_key"),
+    "bench kernels": ("cache_dir", "model", "revision", "backend", "threads"),
     "chat": ("stack", "state_dir", "api_key"),
     "doctor": ("stack", "redis", "state_dir", "cache_dir", "model", "host", "port", "api_key"),
     "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),

@@ -67,8 +67,8 @@ def test_a_stack_is_measured(rig: Rig, ceilings: list[int], tmp_path: Path) -> N
         assert 16 * 592 <= one["cached_tokens"] < 24 * 600
     for one in server["cases"]["A"]:
         assert one["decode_tokens_per_s"] > 0 and one["cached_tokens"] == one["ended_early"] == 0
-        # It computes in bfloat16 with 128 steps or a few less, where two results came to be sampled in one.
-        assert 100 < one["executor"]["steps"] <= 129
+        # The prompt's and 127 decodes; plans that were under way when it ended may bring no row more.
+        assert 128 <= one["executor"]["steps"] <= 131
         assert 0 < one["executor"]["step_share"] < 1
         assert sum(one["executor"]["parts_s"].values()) <= one["executor"]["step_s"]
         assert sum(flops for flops, _ in one["executor"]["work"].values()) > 1e6
@@ -79,7 +79,7 @@ def test_a_stack_is_measured(rig: Rig, ceilings: list[int], tmp_path: Path) -> N
         assert set(one["cpu_s"]) == {*ROLES, "up"} and 0 < one["cpu_outside_kernels"] < 1
     assert ceilings == [1, 1] and [one["flops_per_s"] for one in result["ceilings"]] == [1e12, 2e12]
     assert "decode tokens/s" in done.output and "common prefix" in done.output
-    assert "time in steps, share" in done.output and "ceilings after: " in done.output
+    assert "time in steps, share" in done.output and "the floor is at the higher" in done.output
     assert "vocabulary is small" in done.output
 
 
@@ -133,12 +133,14 @@ def test_what_cannot_be_measured_is_one_line(rig: Rig, ceilings: list[int], tmp_
 
 
 def test_what_spoils_a_figure_is_noted() -> None:
-    fine = {"cached_tokens": 0, "ended_early": 0, "client_cores": 0.02}
+    fine = {"cached_tokens": 0, "ended_early": 0, "client_cores": 0.02, "gap_ms": {"coalesced_share": 0.01}}
     assert notes({"A": [fine], "E": [fine | {"cached_tokens": 9}]}) == []
-    spoilt = notes({"B": [fine | {"cached_tokens": 9}, fine | {"ended_early": 1, "client_cores": 0.5}]})
+    second = fine | {"ended_early": 1, "client_cores": 0.5, "gap_ms": {"coalesced_share": 0.25}}
+    spoilt = notes({"B": [fine | {"cached_tokens": 9}, second]})
     assert [note.partition(";")[0] for note in spoilt] == [
         "B: 9 prompt tokens came from a prefix cache",
         "B: 1 request ended early: the server does not heed ignore_eos",
+        "B: 25% of tokens came together with the one before",
         "B: this client took 0.5 cores, the server's perhaps",
     ]
 

@@ -1,10 +1,12 @@
 """What the `pillion bench` commands do with their flags: one line for what cannot be measured."""
 
+import os
 from pathlib import Path
 
 from pillion.config import Config
 from pillion.ops import stack
 from pillion.ops.options import fail
+from pillion.ops.role import SPINS
 
 
 def load(
@@ -39,4 +41,22 @@ def load(
     try:
         run(config, options, Path(output) if output else None)
     except (NoServer, Failed, NoCeilings) as error:
+        fail(str(error), 1)
+
+
+def kernels(
+    config: Config, rows: tuple[int, ...], contexts: tuple[int, ...], seconds: float, output: str | None
+) -> None:
+    """Measures a backend's operators. Ends the process where it cannot."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as the executor has it; read when torch is loaded
+    try:
+        from pillion.kernels.select import NoBackend
+        from pillion.modelfiles import ModelFileError
+        from pillion.ops.bench.ceilings import NoCeilings
+        from pillion.ops.bench.kernels import run
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed; pip install 'pillion[bench,executor]'", 1)
+    try:
+        run(config, rows, contexts, seconds, Path(output) if output else None)
+    except (NoBackend, NoCeilings, ModelFileError) as error:
         fail(str(error), 1)

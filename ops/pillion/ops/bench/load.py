@@ -30,6 +30,8 @@ from pillion.ops.bench.report import headline, told
 from pillion.ops.bench.server import Server
 from pillion.words import counted
 
+_GAPS = ("gap_ms", "gap_during_ms")
+_TOGETHER = 0.05  # share of gaps that are nothing
 _BUSY = 0.2  # cores; from there on the client may be what is measured
 
 
@@ -132,6 +134,12 @@ def notes(cases: Mapping[str, Sequence[Result]]) -> list[str]:
         if early := sum(result.get("ended_early", 0) for result in results):
             said.append(
                 f"{name}: {counted(early, 'request')} ended early: the server does not heed ignore_eos"
+            )
+        gaps = [gaps for result in results for key in _GAPS if (gaps := result.get(key))]
+        if (together := max((each["coalesced_share"] for each in gaps), default=0.0)) > _TOGETHER:
+            said.append(
+                f"{name}: {together:.0%} of tokens came together with the one before; gaps mean little where "
+                "somebody on the way had no core"
             )
         if (busy := max(result["client_cores"] for result in results)) > _BUSY:
             said.append(f"{name}: this client took {busy:.1f} cores, the server's perhaps")

@@ -71,15 +71,22 @@ def told(result: Mapping[str, Any], console: Console | None = None) -> None:
                 title = ""
         table.add_section()
     console.print(table)
-    for when, one in zip(("before", "after"), result["ceilings"], strict=False):
-        console.print(
-            f"ceilings {when}: {one.flops_per_s / 1e9:.0f} GFLOP/s, {one.bytes_per_s / 1e9:.1f} GB/s with "
-            f"{counted(result['threads'], 'thread')}; the floor is at the higher",
-            markup=False, highlight=False,
-        )  # fmt: skip
+    ceilings_told(console, result)
     for server in servers:
         for note in server["notes"]:
             console.print(f"{server['url']}: {note}", markup=False, highlight=False)
+
+
+def ceilings_told(console: Console, result: Mapping[str, Any]) -> None:
+    """What the machine could do, before and after; nothing where it was not asked."""
+    each = [
+        f"{one.flops_per_s / 1e9:.0f} GFLOP/s and {one.bytes_per_s / 1e9:.1f} GB/s"
+        for one in result["ceilings"]
+    ]
+    if each:
+        with_threads = counted(result["threads"], "thread")
+        line = f"ceilings with {with_threads}: {', then '.join(each)}; the floor is at the higher"
+        console.print(line, markup=False, highlight=False)
 
 
 def headline(case: str, result: Mapping[str, Any]) -> str:

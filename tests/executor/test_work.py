@@ -92,6 +92,15 @@ def test_windows_hide_keys(window: int, start: int, count: int) -> None:
     )
 
 
+def test_int8_halves_what_matrices_are_read_for_but_for_their_scales() -> None:
+    """A bfloat16 scale for 64 weights of a byte; embedding and KV stay as they are."""
+    rows = [Row(0, 4, 1, True)]
+    plain, scaled = (Costs.of(SPEC, WHOLE, 2, name).step(rows) for name in ("none", "int8"))
+    assert plain.flops == scaled.flops
+    weights = 3 * 432 + 160
+    assert scaled.read_bytes == plain.read_bytes - 2 * weights + weights * 66 // 64
+
+
 def test_a_rank_counts_its_own_shard() -> None:
     """Of two ranks, one holds half of everything but the one KV head, which both hold."""
     layer = 8 * (2 * 4 + 2 * 4 + 3 * 5)
@@ -124,7 +133,8 @@ def test_matrices_are_those_that_the_model_holds(make: Callable[[str], Engine], 
         Costs.of(spec, Shard(0, 1, 0, spec.num_layers), 4).step([Row(0, 0, 1, sample)])
         for sample in (False, True)
     )
-    layer = sum(linear.in_features * linear.out_features for linear in engine.model.linears)
+    qkv, output, gate_up, down = (linear.in_features * linear.out_features for linear in engine.model.linears)
+    layer = qkv + output + 2 * gate_up + down
     head = engine.model.head.in_features * engine.model.head.out_features
     assert sampled.flops - plain.flops == 2 * head
     assert sampled.read_bytes - plain.read_bytes == 4 * head

@@ -24,6 +24,8 @@ class Capabilities:
     # A row's bits do not depend on the rows beside it: for row counts that a check found equal, or for all.
     row_invariant: bool
     any_rows: bool = False
+    # How weights may be held: as they are, or as int8 with a scale for each group of inputs.
+    quantizations: tuple[str, ...] = ("none",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class Selected:
     reason: str
 
 
-def select(name: str, dtype: torch.dtype, device: torch.device) -> Selected:
+def select(name: str, dtype: torch.dtype, device: torch.device, quantization: str = "none") -> Selected:
     """`name` is `auto` or a backend's name. Raises NoBackend."""
     if name != "auto" and name not in _BACKENDS:
         raise NoBackend(f"there is no backend {name}; choose auto, {', '.join(_BACKENDS)}")
@@ -36,22 +36,33 @@ def select(name: str, dtype: torch.dtype, device: torch.device) -> Selected:
     for known, make in _BACKENDS.items():
         if name not in ("auto", known):
             continue
-        lack = _lack(make.capabilities, dtype, device)
+        lack = _lack(make.capabilities, dtype, device, quantization)
         if lack is None:
             try:
-                backend: Backend = make()
+                backend: Backend = make(quantization)
             except NoKernels as error:
                 unbuilt.append(f"the {known} kernels: {error}")
                 continue
-            reason = "asked for" if name != "auto" else f"the best that runs {_name(dtype)} on {device.type}"
+            reason = "asked for" if name != "auto" else _best(dtype, device, quantization)
             return Selected(backend, "; ".join([reason, *unbuilt]))
         lacks.append(f"{known} does not run {lack}")
-    raise NoBackend(f"{'; '.join(lacks + unbuilt)}; choose another --backend, --dtype or --device")
+    raise NoBackend(
+        f"{'; '.join(lacks + unbuilt)}; choose another --backend, --dtype, --quantization or --device"
+    )
 
 
-def _lack(capabilities: Capabilities, dtype: torch.dtype, device: torch.device) -> str | None:
+def _best(dtype: torch.dtype, device: torch.device, quantization: str) -> str:
+    weights = "" if quantization == "none" else f" with {quantization} weights"
+    return f"the best that runs {_name(dtype)}{weights} on {device.type}"
+
+
+def _lack(
+    capabilities: Capabilities, dtype: torch.dtype, device: torch.device, quantization: str
+) -> str | None:
     if device.type not in capabilities.devices:
         return f"on {device.type}"
+    if quantization not in capabilities.quantizations:
+        return f"{quantization} weights"
     return None if dtype in capabilities.dtypes else _name(dtype)
 
 

@@ -61,7 +61,7 @@ class Engine:
         device = _device(executor.device)
         dtype = _dtype(config.model.dtype, device)
         try:
-            selected = select(executor.backend, dtype, device)
+            selected = select(executor.backend, dtype, device, config.model.quantization)
         except NoBackend as error:
             raise ConfigError(str(error)) from None
         backend = self._backend = selected.backend
@@ -96,7 +96,7 @@ class Engine:
         self._slots = Slots(max_num_seqs, pool.max_model_len, pool.num_blocks, block_size, spec.end_tokens)
         self._batch = Batch(max_step_tokens, max_num_seqs, self._slots.tables.shape[1], device)
         self._sampler = Sampler(spec.vocab_size, spec.end_tokens)
-        self._costs = Costs.of(spec, shard, dtype.itemsize)
+        self._costs = Costs.of(spec, shard, dtype.itemsize, config.model.quantization)
         with torch.inference_mode():
             self.row_counts, self.sample_row_counts = self._check_rows(
                 max_step_tokens, max_num_seqs, dtype, device

@@ -50,10 +50,11 @@ class Costs:
     query: int  # in a token's queries of one layer, all heads
     key: int  # in a token's keys of one layer, all KV heads; as many in its values
     windows: tuple[tuple[int | None, int], ...]  # (window, how many layers have it)
-    itemsize: int  # bytes an element, of weights and KV
+    itemsize: int  # bytes an element, of the embedding and KV
+    weight_bits: float  # an element of the layers' matrices and the head, scales included
 
     @classmethod
-    def of(cls, spec: ModelSpec, shard: Shard, itemsize: int) -> "Costs":
+    def of(cls, spec: ModelSpec, shard: Shard, itemsize: int, quantization: str = "none") -> "Costs":
         query = spec.num_heads // shard.tp_size * spec.head_size
         key = max(1, spec.num_kv_heads // shard.tp_size) * spec.head_size
         mlp = spec.intermediate_size // shard.tp_size
@@ -67,6 +68,7 @@ class Costs:
             key=key,
             windows=tuple(Counter(spec.window(layer) for layer in layers).items()),
             itemsize=itemsize,
+            weight_bits={"none": 8.0 * itemsize, "int8": 8.25}[quantization],
         )
 
     def step(self, rows: Sequence[Row]) -> Work:
@@ -78,10 +80,11 @@ class Costs:
                 pairs += layers * _pairs(row.start, row.count, window)
                 keys += layers * _keys(row.start, row.count, window)
         matrices = self.layers * self.layer
-        read = matrices + (self.head if sampled else 0) + tokens * self.hidden + 2 * self.key * keys
+        weights = matrices + (self.head if sampled else 0)
+        rest = tokens * self.hidden + 2 * self.key * keys
         return Work(
             flops=2 * (tokens * matrices + sampled * self.head + 2 * self.query * pairs),
-            read_bytes=self.itemsize * read,
+            read_bytes=int(weights * self.weight_bits / 8) + rest * self.itemsize,
         )
 
 

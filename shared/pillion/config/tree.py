@@ -66,6 +66,14 @@ class Model(Section, frozen=True):
         str,
         Meta(description="auto, bfloat16, float32 or float16", pattern="^(auto|bfloat16|float32|float16)$"),
     ] = "auto"
+    quantization: Annotated[
+        str,
+        Meta(
+            description="how weights are held: none: in --dtype; int8: with a scale for each 64 inputs, as "
+            "activations then are too (cpu backend)",
+            pattern="^(none|int8)$",
+        ),
+    ] = "none"
     max_model_len: Annotated[
         Positive | None, Meta(description="tokens a sequence, prompt and output [the model's context]")
     ] = None

@@ -52,6 +52,11 @@ def demo_bfloat16(demo: Located, make_engine: MakeEngine) -> Engine:
 
 
 @pytest.fixture(scope="session")
+def demo_int8(demo: Located, make_engine: MakeEngine) -> Engine:
+    return make_engine(demo, "bfloat16", quantization="int8", kv_cache_memory="512MiB")
+
+
+@pytest.fixture(scope="session")
 def demo_transformers(demo: Located) -> Any:
     """The demo model in `transformers`, float32."""
     return transformers_model(demo.path)

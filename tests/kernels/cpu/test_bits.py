@@ -16,29 +16,38 @@ def noise(*size, seed=0):
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.fixture(scope="module")
-def backends():
-    """One for each count of threads."""
+def with_threads(quantization="none"):
+    """Backends, one for each count of threads."""
     before = torch.get_num_threads()
     made = []
     for threads in (1, 2, 5):
         torch.set_num_threads(threads)
-        made.append(cpu_backend())
+        made.append(cpu_backend(quantization))
     torch.set_num_threads(before)
     return made
 
 
+@pytest.fixture(scope="module")
+def backends():
+    return with_threads()
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (1000, 130)])
-def test_each_row_of_a_product_stands_alone(backends, outputs, inputs):
+def test_each_row_of_a_product_stands_alone(quantization, outputs, inputs):
+    backends = with_threads(quantization)
     weight, x = noise(outputs, inputs, seed=1).to(BF16), noise(120, inputs, seed=2).to(BF16)
     bias = noise(outputs, seed=3).to(BF16)
     whole = backends[0].prepare_linear(weight, bias)(x)
+    gated = backends[0].prepare_gate_up(weight, -weight)(x)
     wide = backends[0].prepare_logits(weight)(x.float())
     for backend in backends:
         linear, head = backend.prepare_linear(weight, bias), backend.prepare_logits(weight)
+        gate_up = backend.prepare_gate_up(weight, -weight)
         for count in (1, 2, 3, 5, 6, 7, 12, 47, 48, 49, 120):
             first = 120 - count
             assert torch.equal(linear(x[first:]), whole[first:])
+            assert torch.equal(gate_up(x[first:]), gated[first:])
             assert torch.equal(head(x[first:].float()), wide[first:])
 
 
@@ -81,16 +90,26 @@ def test_attention_is_the_same_for_every_chunking(backends, heads, kv_heads, siz
         assert torch.equal(attend(backend, q, k, v, chunks, window), whole), chunks
 
 
-def test_a_row_that_is_no_number_spoils_no_other(backends):
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_element_that_is_no_number_spoils_its_row_alone(quantization, bad):
+    for backend in with_threads(quantization):
+        weight = noise(80, 130, seed=5).to(BF16)
+        for product, dtype in (
+            (backend.prepare_linear(weight), BF16),
+            (backend.prepare_logits(weight), torch.float32),
+        ):
+            x = noise(20, 130, seed=4).to(dtype)
+            clean = product(x)
+            x[7, 129] = bad
+            out = product(x)
+            assert not out[7].isfinite().any()
+            keep = [row for row in range(20) if row != 7]
+            assert torch.equal(out[keep], clean[keep])
+
+
+def test_a_query_that_is_no_number_spoils_no_other(backends):
     for backend in backends:
-        x = noise(20, 64, seed=4).to(BF16)
-        linear = backend.prepare_linear(noise(80, 64, seed=5).to(BF16))
-        clean = linear(x)
-        x[7] = float("nan")
-        out = linear(x)
-        assert out[7].isnan().all()
-        keep = [row for row in range(20) if row != 7]
-        assert torch.equal(out[keep], clean[keep])
         q, k = noise(40, 4, 64, seed=1), noise(40, 2, 64, seed=2)
         v = noise(40, 2, 64, seed=3).to(BF16)
         clean = attend(backend, q, k, v, [40], None)

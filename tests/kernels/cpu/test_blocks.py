@@ -15,11 +15,11 @@ COUNTS, TOTALS = [1, 1, 40, 90], [70, 1, 40, 131]  # two decodes, a first chunk 
 BLOCK_SIZE = 16
 
 
-@pytest.fixture(scope="module")
-def backend():
+@pytest.fixture(scope="module", params=["none", "int8"])
+def backend(request):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield cpu_backend()
+    yield cpu_backend(request.param)
     torch.set_num_threads(before)
 
 
@@ -115,5 +115,6 @@ def test_blocks_give_the_bits_of_their_operators(backend, heads, kv_heads, size,
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 
 
-def test_blocks_whose_inputs_need_padding_are_left_to_the_operators(backend):
+def test_blocks_whose_inputs_need_padding_are_left_to_the_operators():
+    backend = cpu_backend()
     assert backend.fuse([make(backend, 1, 3, 1, 16, hidden=33)], 3, 1, 16, 1e-5) is None

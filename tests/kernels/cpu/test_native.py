@@ -142,3 +142,5 @@ def test_float32_is_left_to_torch():
     assert (selected.backend.name, selected.reason) == ("torch", "the best that runs float32 on cpu")
     with pytest.raises(NoBackend, match="cpu does not run float32; choose another"):
         select("cpu", torch.float32, CPU)
+    with pytest.raises(NoBackend, match="torch does not run int8 weights"):
+        select("torch", torch.bfloat16, CPU, "int8")

@@ -13,9 +13,10 @@ NEEDS = {"x86-64-v4": "avx512vl", "x86-64-v3": "avx2", "x86-64": "sse2"}
 HERE = [march for march, flag in NEEDS.items() if flag in Path("/proc/cpuinfo").read_text().split()]
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("march", HERE)
-def test_a_lesser_target_agrees(march):
-    ours, other = cpu_backend(), cpu_backend(march)
+def test_a_lesser_target_agrees(march, quantization):
+    ours, other = cpu_backend(quantization), cpu_backend(quantization, march=march)
     assert other.target == TARGETS[march]
     weight, x = noise(1000, 130, seed=1).to(BF16), noise(50, 130, seed=2).to(BF16)
     q, k, v = noise(150, 6, 64, seed=1), noise(150, 2, 64, seed=2), noise(150, 2, 64, seed=3).to(BF16)

@@ -35,7 +35,8 @@ class Blocks:
     ) -> "Blocks | None":
         """None where an operator would have to pad its input."""
         linears = [one for block in blocks for one in (block.qkv, block.output, block.gate_up, block.down)]
-        return None if any(one.in_features % 2 for one in linears) else cls(library, pool, blocks, sizes)
+        padded = any(one.panels.padding for one in linears if isinstance(one, PackedLinear | GateUp))
+        return None if padded else cls(library, pool, blocks, sizes)
 
     def __call__(self, hidden: Tensor, table: Tensor, step: Any) -> None:
         rows = len(hidden)

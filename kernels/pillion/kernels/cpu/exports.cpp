@@ -7,6 +7,7 @@
 #include "blocks.hpp"
 #include "head.hpp"
 #include "linear.hpp"
+#include "pack.hpp"
 #include "pool.hpp"
 #include "rows.hpp"
 
@@ -30,8 +31,11 @@ const char* pillion_target() {
 Pool* pillion_pool(int threads) { return Pool::start(threads); }
 void pillion_pool_free(Pool* pool) { delete pool; }
 
-void pillion_pack(const uint16_t* weight, int64_t outputs, int64_t inputs, int64_t step, uint16_t* packed) {
-  pack(weight, outputs, inputs, step, packed);
+// `weight` bfloat16 [outputs][inputs]; `scales` null keeps it so, else it becomes int8.
+void pillion_pack(const uint16_t* weight, int64_t outputs, int64_t inputs, int64_t step, void* packed,
+                  uint16_t* scales) {
+  scales ? pack_bytes(weight, outputs, inputs, step, static_cast<uint8_t*>(packed), scales)
+         : pack_halves(weight, outputs, inputs, step, static_cast<uint16_t*>(packed));
 }
 
 void pillion_linear(Pool* pool, const Packed* weight, const uint16_t* x, int64_t rows, uint16_t* out) {
@@ -40,6 +44,11 @@ void pillion_linear(Pool* pool, const Packed* weight, const uint16_t* x, int64_t
 
 void pillion_gate_up(Pool* pool, const Packed* weight, const uint16_t* x, int64_t rows, uint16_t* out) {
   linear_gate(*pool, *weight, x, rows, out);
+}
+
+// In int8.
+void pillion_scaled_logits(Pool* pool, const Packed* weight, const float* x, int64_t rows, float* out) {
+  linear(*pool, *weight, x, rows, Widen{out, weight->outputs});
 }
 
 void pillion_logits(Pool* pool, const uint16_t* weight, int64_t outputs, int64_t inputs, const float* x, int64_t rows,

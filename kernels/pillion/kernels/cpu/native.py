@@ -56,9 +56,11 @@ class Packed(ctypes.Structure):
 
     _fields_ = [
         ("weight", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("outputs", ctypes.c_int64),
         ("inputs", ctypes.c_int64),
+        ("panels", ctypes.c_int64),
     ]
 
 
@@ -97,7 +99,8 @@ _SIGNATURES = {
     "pillion_target": (ctypes.c_char_p, ()),
     "pillion_pool": (_POINTER, (_INT,)),
     "pillion_pool_free": (None, (_POINTER,)),
-    "pillion_pack": (None, (_POINTER, _LONG, _LONG, _LONG, _POINTER)),
+    "pillion_pack": (None, (_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER)),
+    "pillion_scaled_logits": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "pillion_linear": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "pillion_gate_up": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "pillion_logits": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER)),

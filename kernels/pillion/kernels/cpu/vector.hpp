@@ -22,6 +22,8 @@ typedef float vfloat __attribute__((vector_size(64)));
 typedef int32_t vint __attribute__((vector_size(64)));
 typedef uint32_t vpair __attribute__((vector_size(64)));  // two bfloat16 a lane, the first in the low half
 typedef uint16_t vhalf __attribute__((vector_size(32)));
+typedef uint32_t vquad __attribute__((vector_size(64)));  // four bytes a lane
+typedef int8_t vbytes __attribute__((vector_size(16)));
 
 inline vfloat load(const float* from) {
   vfloat v;
@@ -70,6 +72,29 @@ inline vfloat dot(vfloat sum, vpair a, vpair b) {
       reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b)));
 #else
   return fma(high(a), high(b), fma(low(a), low(b), sum));
+#endif
+}
+
+// Four bytes in every lane.
+inline vquad spread_quad(const int8_t* from) {
+  uint32_t quad;
+  memcpy(&quad, from, sizeof quad);
+#if defined(__AVX512F__)
+  return reinterpret_cast<vquad>(_mm512_set1_epi32(static_cast<int>(quad)));
+#else
+  return vquad{} + quad;
+#endif
+}
+
+// sum + the products of a's four bytes, unsigned, with b's, signed
+inline vint dot(vint sum, vquad a, vquad b) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<vint>(_mm512_dpbusd_epi32(
+      reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#else
+  for (int byte = 0; byte < 4; ++byte)
+    sum += reinterpret_cast<vint>(a >> (8 * byte) & 255u) * (reinterpret_cast<vint>(b << (24 - 8 * byte)) >> 24);
+  return sum;
 #endif
 }
 

@@ -69,6 +69,9 @@ class ReferenceBackend:
         any_rows=True,
     )
 
+    def __init__(self, quantization: str = "none") -> None:
+        assert quantization in self.capabilities.quantizations
+
     def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return ReferenceLinear(weight, bias, weight.dtype)
 

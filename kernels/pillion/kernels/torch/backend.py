@@ -26,7 +26,8 @@ class TorchBackend:
         row_invariant=True,
     )
 
-    def __init__(self) -> None:
+    def __init__(self, quantization: str = "none") -> None:
+        assert quantization in self.capabilities.quantizations
         self._scratch: Scratch | None = None
         self._row_multiples: dict[tuple[int, int, str], int] = {}
 

@@ -1,0 +1,80 @@
+"""Weights in int8: what is computed, against the definition in float64; how near it comes to the weights."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.cpu_kernels import cpu_backend
+from tests.kernels.cpu.test_bits import BF16, noise
+
+GROUP = 64
+
+
+def groups(x: Tensor) -> Tensor:
+    return torch.nn.functional.pad(x, (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP)).double()
+
+
+def as_int8(x: Tensor, scale: Tensor) -> Tensor:
+    """The numbers that int8 with these scales stands for, by groups."""
+    return (x / scale.clamp_min(1e-30)[..., None]).round().clamp(-127, 127) * scale[..., None]
+
+
+def weights_as_int8(weight: Tensor) -> Tensor:
+    values = groups(weight.float())
+    return as_int8(values, (values.abs().amax(2) / 127).to(BF16).double())
+
+
+def inputs_as_int8(x: Tensor) -> Tensor:
+    values = groups(x.float())
+    return as_int8(values, values.abs().amax(2) / 127)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.einsum("rgi,ogi->ro", inputs_as_int8(x), weights_as_int8(weight))
+
+
+def error(ours: Tensor, expected: Tensor) -> float:
+    assert torch.isfinite(ours).all()
+    return float((ours.double() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return cpu_backend("int8")
+
+
+@pytest.mark.parametrize("rows", [1, 5, 6, 7, 50])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (17, 31), (96, 64), (33, 65), (40, 577)])
+def test_products(backend, rows, outputs, inputs):
+    weights = [noise(outputs, inputs, seed=seed).to(BF16) for seed in (1, 2)]
+    biases = [noise(outputs, seed=seed).to(BF16) for seed in (3, 4)]
+    x = noise(rows, inputs, seed=5).to(BF16) * 3
+    whole, gate, up = (
+        backend.prepare_linear(weights[0], biases[0])(x),
+        *(product(x, weight) + bias.double() for weight, bias in zip(weights, biases, strict=True)),
+    )
+    assert whole.dtype == BF16
+    assert error(whole, gate) < 4e-3
+    assert error(backend.prepare_gate_up(*weights, *biases)(x), gate / (1 + (-gate).exp()) * up) < 1e-2
+    wide = noise(rows, inputs, seed=6)
+    logits = backend.prepare_logits(weights[0])(wide)
+    assert logits.dtype == torch.float32
+    assert error(logits, product(wide, weights[0])) < 1e-5
+
+
+def test_what_is_lost_by_eight_bits_is_small(backend):
+    weight, x = noise(300, 577, seed=1).to(BF16), noise(40, 577, seed=2)
+    x[:, 70] *= 50  # one channel far above the others, as trained models have them, costs its group alone
+    expected = x.double() @ weight.double().t()
+    ours = backend.prepare_logits(weight)(x)
+    lost = (ours.double() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+    assert 0 < lost < 0.02  # 0.04 with one scale a row
+
+
+def test_a_weight_of_zeros_and_inputs_of_zeros_give_zeros(backend):
+    weight = noise(40, 130, seed=1).to(BF16)
+    weight[3] = 0
+    x = noise(4, 130, seed=2)
+    x[2] = 0
+    ours = backend.prepare_logits(weight)(x)
+    assert not ours[:, 3].any() and not ours[2].any() and ours[0].any()

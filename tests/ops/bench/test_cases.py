@@ -51,6 +51,8 @@ async def test_one_stream() -> None:
     told = await OneStream()(server, random.Random(1))  # type: ignore[arg-type]
     assert [(len(job.prompt), job.output) for job in server.jobs] == [(64, 128)]
     assert told["ttft_s"] == 0.5 and told["decode_tokens_per_s"] == pytest.approx(1000)
+    at_once = await OneStream()(Timed(tokens=[0.5] * 128), random.Random(1))  # type: ignore[arg-type]
+    assert at_once["decode_tokens_per_s"] is None and at_once["gap_ms"]["coalesced_share"] == 1
 
 
 async def test_a_closed_loop_has_so_many_at_a_time_and_counts_prompts_and_outputs() -> None:

@@ -10,7 +10,7 @@ def test_they_are_measured_in_a_process_of_their_own() -> None:
     found = ceilings_of(1, seconds=0.01, buffer=1 << 24)
     # More than any kettle, and less than any machine to come.
     assert 1e8 < found.bytes_per_s < 1e13
-    assert 1e9 < found.flops_per_s < 1e15
+    assert 1e9 < found.flops_per_s < 1e15 and 1e8 < found.int8_flops_per_s < 1e16
 
 
 def test_the_first_call_does_not_count() -> None:

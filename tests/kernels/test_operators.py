@@ -1,6 +1,6 @@
 """The operators of `pillion bench kernels`: all run on every backend, with their work counted as a step's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,16 +47,16 @@ def test_each_operator_is_timed_at_each_number_of_rows(bench: Bench) -> None:
     assert all(one.seconds > 0 and one.calls >= 1 and one.flops > 0 and one.bytes > 0 for one in found)
 
 
-def worked(rows: int, context: int) -> Iterator[tuple[str, int, int]]:
-    bench = Bench(MAKE["cpu"](), SIZES, contexts=[context], cold=1 << 17)
-    for one in operators.timings(bench, [rows], 0.0):
-        yield one.name, one.flops, one.bytes
-
-
-def test_their_work_is_a_step_s() -> None:
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_their_work_is_a_step_s(quantization: str) -> None:
     """But for the embedding's rows, which no operator reads."""
-    costs = Costs.of(SPEC, Shard(0, 1, 0, 3), 2)
-    told = {name: (flops, read) for name, flops, read in worked(7, 40)}
+    costs = Costs.of(SPEC, Shard(0, 1, 0, 3), 2, quantization)
+    bench = Bench(cpu_backend(quantization), SIZES, [40], quantization, cold=1 << 17)
+    found = list(operators.timings(bench, [7], 0.0))
+    told = {one.name: (one.flops, one.bytes) for one in found}
+    int8 = {one.name for one in found if one.int8}
+    linears = {*EACH[:5], "all blocks, decodes at 40", "all blocks, chunk at 40"}
+    assert int8 == (linears if quantization == "int8" else set())
     for kind, rows in (
         ("decodes", [Row(slot, 40, 1, False) for slot in range(7)]),
         ("chunk", [Row(0, 40, 7, False)]),

@@ -21,6 +21,7 @@ from pillion.kernels.select import select
 
 COLD = 256 << 20  # bytes of copies
 MOST_COPIES = 1024
+WEIGHT_BITS = {"none": 16.0, "int8": 8.25}
 DECODES = 256  # rows up to which there are as many sequences
 _DTYPE = torch.bfloat16
 _CPU = torch.device("cpu")
@@ -56,6 +57,7 @@ class Timing:
     rows: int
     flops: int
     bytes: int
+    int8: bool  # its products are of int8
     seconds: float
     calls: int
 
@@ -67,6 +69,7 @@ class Run:
     flops: int
     bytes: int
     call: Callable[[], object]
+    int8: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,16 @@ class Bench:
     backend: Backend
     sizes: Sizes
     contexts: Sequence[int]
+    quantization: str = "none"
     cold: int = COLD
+
+    @property
+    def int8(self) -> bool:
+        return self.quantization == "int8"
+
+    def weights(self, elements: int) -> int:
+        """The bytes of so many, scales included."""
+        return int(elements * WEIGHT_BITS[self.quantization] / 8)
 
 
 At = Callable[[int], Run | None]
@@ -89,13 +101,14 @@ def timings(bench: Bench, rows: Sequence[int], seconds: float) -> Iterator[Timin
                 for count in rows:
                     if run := at(count):
                         times = _times(run.call, seconds)
-                        yield Timing(name, count, run.flops, run.bytes, statistics.median(times), len(times))
+                        median = statistics.median(times)
+                        yield Timing(name, count, run.flops, run.bytes, run.int8, median, len(times))
 
 
-def backend(name: str, threads: int) -> tuple[Backend, str]:
+def backend(name: str, threads: int, quantization: str = "none") -> tuple[Backend, str]:
     """By its name or `auto`, with so many threads, and why it is this one. Raises NoBackend."""
     torch.set_num_threads(threads)
-    selected = select(name, _DTYPE, _CPU)
+    selected = select(name, _DTYPE, _CPU, quantization)
     return selected.backend, selected.reason
 
 
@@ -206,8 +219,9 @@ def _blocks(bench: Bench) -> Prepared:
         table = backend.rope_table(torch.arange(rows), _frequencies(sizes), 1.0)
         return Run(
             sizes.layers * (2 * rows * matrices + attention.flops),
-            sizes.layers * (_DTYPE.itemsize * matrices + attention.bytes),
+            bench.weights(sizes.layers * matrices) + sizes.layers * attention.bytes,
             lambda: fused(hidden, table, step),
+            bench.int8,
         )
 
     for context in bench.contexts:
@@ -245,12 +259,13 @@ def _product(
     """With `weights` matrices [outputs, inputs]."""
     elements = weights * inputs * outputs
     plain = _noise(outputs, inputs)
-    copies = _copies(bench, elements * _DTYPE.itemsize)
+    size = bench.weights(elements)
+    copies = _copies(bench, size)
     turns = itertools.cycle([prepare(plain.clone()) for _ in range(copies)])
 
     def at(rows: int) -> Run:
         x = _noise(rows, inputs, dtype=inputs_as)
-        return Run(2 * rows * elements, _DTYPE.itemsize * elements, lambda: next(turns)(x))
+        return Run(2 * rows * elements, size, lambda: next(turns)(x), bench.int8)
 
     return at
 

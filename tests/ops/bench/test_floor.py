@@ -10,7 +10,9 @@ from pillion.ops.bench.ceilings import Ceilings, best
 from pillion.ops.bench.floor import account, between, floor, samples
 from pillion.telemetry import Metrics, names
 
-CEILINGS = Ceilings(flops_per_s=400.0, bytes_per_s=10.0)  # they balance at 40 operations a byte
+CEILINGS = Ceilings(
+    flops_per_s=400.0, int8_flops_per_s=800.0, bytes_per_s=10.0
+)  # they balance at 40 operations a byte
 METRICS = (names.FLOPS, names.READ_BYTES, names.STEP_SECONDS, names.STEP_GAP_SECONDS, names.STEP_PART_SECONDS)
 
 
@@ -31,21 +33,22 @@ def test_the_floor_is_the_sum_over_steps_but_for_the_bucket_of_the_balance() -> 
     ]
     away = [step for step in steps if step.intensity != "64"]
     exact = sum(max(step.flops / 400, step.read_bytes / 10) for step in away)
-    told = floor({"work": counted(away), "step_s": exact * 2}, CEILINGS, exact * 4, 12.0)
+    told = floor({"work": counted(away), "step_s": exact * 2}, CEILINGS, exact * 4, 12.0, int8=False)
     assert told["seconds"] == pytest.approx(exact)
     assert (told["reached"], told["reached_in_steps"]) == (pytest.approx(0.25), pytest.approx(0.5))
     assert told["tokens_per_s"] == pytest.approx(48.0)
     assert 300 < len(away) < 499
     whole = sum(max(step.flops / 400, step.read_bytes / 10) for step in steps)
-    with_balance = floor({"work": counted(steps), "step_s": 1.0}, CEILINGS, 1.0, None)
+    with_balance = floor({"work": counted(steps), "step_s": 1.0}, CEILINGS, 1.0, None, int8=False)
     assert 0.99 * whole < with_balance["seconds"] < whole and with_balance["tokens_per_s"] is None
     # Totals alone would tell much less.
-    totals = CEILINGS.seconds(sum(step.flops for step in steps), sum(step.read_bytes for step in steps))
+    flops, read = sum(step.flops for step in steps), sum(step.read_bytes for step in steps)
+    totals = CEILINGS.seconds(flops, read, int8=False)
     assert totals < 0.95 * with_balance["seconds"]
 
 
 def test_no_steps_have_no_floor() -> None:
-    assert floor({"work": {}, "step_s": 0.0}, CEILINGS, 1.0, 5.0) == {
+    assert floor({"work": {}, "step_s": 0.0}, CEILINGS, 1.0, 5.0, int8=False) == {
         "seconds": 0, "reached": 0, "reached_in_steps": None, "tokens_per_s": None,
     }  # fmt: skip
 
@@ -81,4 +84,13 @@ def test_an_executor_that_was_started_again_is_noticed() -> None:
 
 
 def test_the_higher_of_two_ceilings_counts() -> None:
-    assert best(Ceilings(1.0, 5.0), Ceilings(2.0, 4.0)) == Ceilings(2.0, 5.0)
+    assert best(Ceilings(1.0, 7.0, 5.0), Ceilings(2.0, 6.0, 4.0)) == Ceilings(2.0, 7.0, 5.0)
+
+
+def test_products_of_int8_have_a_rate_of_their_own() -> None:
+    assert [CEILINGS.seconds(800.0, 5.0, int8=int8) for int8 in (False, True)] == [2.0, 1.0]
+    slow = Ceilings(flops_per_s=400.0, int8_flops_per_s=100.0, bytes_per_s=10.0)  # none is bound to use it
+    assert slow.seconds(800.0, 5.0, int8=True) == 2.0
+    assert (
+        floor({"work": {"64": (800.0, 5.0)}, "step_s": 1.0}, CEILINGS, 1.0, None, int8=True)["seconds"] == 1.0
+    )

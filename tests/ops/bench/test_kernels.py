@@ -1,6 +1,7 @@
 """`pillion bench kernels` on a tiny model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def ceilings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def known(threads: int) -> Ceilings:
         asked.append(threads)
-        return Ceilings(1e12 * len(asked), 1e11)
+        return Ceilings(1e12 * len(asked), 9e12, 1e11)
 
     monkeypatch.setattr(kernels, "ceilings_of", known)
     return asked
@@ -48,18 +49,21 @@ def test_a_backend_is_measured(tiny_model: Any, ceilings: list[int], tmp_path: P
 
 
 def test_a_ratio_is_the_time_over_the_floor() -> None:
-    told = kernels.against(Timing("one", 1, flops=100, bytes=30, seconds=12.0, calls=3), Ceilings(50.0, 10.0))
-    assert (told["floor"], told["ratio"], told["name"]) == (3.0, 4.0, "one")
+    timing = Timing("one", 1, flops=200, bytes=30, int8=False, seconds=12.0, calls=3)
+    told = kernels.against(timing, Ceilings(50.0, 100.0, 10.0))
+    assert (told["floor"], told["ratio"], told["name"]) == (4.0, 3.0, "one")
+    assert kernels.against(replace(timing, int8=True), Ceilings(50.0, 100.0, 10.0))["floor"] == 3.0
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--backend", "nosuch"), "there is no backend nosuch"),
+        (("--backend", "torch", "--quantization", "int8"), "torch does not run int8 weights"),
         (("--model", "./none.gguf"), "no model at none.gguf"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(arguments: tuple[str, str], said: str, tiny_model: Any) -> None:
+def test_what_cannot_be_measured_is_one_line(arguments: tuple[str, ...], said: str, tiny_model: Any) -> None:
     done = run("--model", str(tiny_model("smollm2")), *arguments)
     assert done.exit_code == 1 and said in done.output
     assert done.output.startswith("pillion: ") and done.output.count("\n") == 1

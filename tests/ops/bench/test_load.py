@@ -33,7 +33,7 @@ def ceilings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def known(threads: int) -> Ceilings:
         asked.append(threads)
-        return Ceilings(1e12 * len(asked), 1e11)
+        return Ceilings(1e12 * len(asked), 9e12, 1e11)
 
     monkeypatch.setattr(load, "ceilings_of", known)
     return asked
@@ -59,7 +59,7 @@ def test_a_stack_is_measured(rig: Rig, ceilings: list[int], tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     result = json.loads(raw.read_bytes())
     (server,) = result["servers"]
-    assert server["url"] == rig.url
+    assert (server["url"], server["quantization"]) == (rig.url, "none")
     assert [len(server["cases"][case]) for case in "AE"] == [2, 2]
     for one in server["cases"]["E"]:
         assert (one["requests"], one["output_tokens"], one["prompt_tokens"]) == (24, 24 * 40, 24 * 660)
@@ -104,6 +104,9 @@ def test_servers_are_measured_in_turn_with_the_same_requests(rig: Rig, tmp_path:
     assert [note for note in second["notes"] if "prefix cache; give a --seed" in note]
     # One is looked into, though its stack is not of this state folder; the other is not.
     assert first["cases"]["A"][0]["floor"]["reached"] > 0 and "cpu_s" not in first["cases"]["A"][0]
+    assert [
+        note for note in first["notes"] if note.startswith("the floor takes all products to be of bfloat16")
+    ]
     assert "executor" not in second["cases"]["A"][0]
     assert [note for note in second["notes"] if note.startswith("no floor")]
 

@@ -15,15 +15,17 @@ class NoCeilings(Exception):
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     flops_per_s: float  # bfloat16 matrix products
+    int8_flops_per_s: float
     bytes_per_s: float  # read from memory
 
-    def seconds(self, flops: float, read_bytes: float) -> float:
-        """No step of so much work is quicker."""
-        return max(flops / self.flops_per_s, read_bytes / self.bytes_per_s)
+    def seconds(self, flops: float, read_bytes: float, *, int8: bool) -> float:
+        """No step of so much work is quicker. `int8`: some of its products are, and count as if all were."""
+        rate = max(self.flops_per_s, self.int8_flops_per_s) if int8 else self.flops_per_s
+        return max(flops / rate, read_bytes / self.bytes_per_s)
 
 
 def ceilings_of(threads: int, seconds: float = 1.5, buffer: int = 1 << 30) -> Ceilings:
-    """With so many threads, seconds for each of the two, and bytes to read. Raises NoCeilings."""
+    """With so many threads, seconds for each of the three, and bytes to read. Raises NoCeilings."""
     given = map(str, (threads, seconds, buffer))
     command = [sys.executable, "-m", "pillion.kernels.ceilings", *given]
     try:
@@ -38,4 +40,8 @@ def ceilings_of(threads: int, seconds: float = 1.5, buffer: int = 1 << 30) -> Ce
 
 def best(*measured: Ceilings) -> Ceilings:
     """The higher of each: on a shared machine a ceiling is seen by whoever comes when it is quiet."""
-    return Ceilings(max(one.flops_per_s for one in measured), max(one.bytes_per_s for one in measured))
+    return Ceilings(
+        flops_per_s=max(one.flops_per_s for one in measured),
+        int8_flops_per_s=max(one.int8_flops_per_s for one in measured),
+        bytes_per_s=max(one.bytes_per_s for one in measured),
+    )

@@ -67,13 +67,13 @@ def account(grown: Samples, seconds: float, executors: int) -> dict[str, Any]:
 
 
 def floor(
-    account: Mapping[str, Any], ceilings: Ceilings, seconds: float, rate: float | None
+    account: Mapping[str, Any], ceilings: Ceilings, seconds: float, rate: float | None, *, int8: bool
 ) -> dict[str, Any]:
     """The least time that the account's steps could take, and how near to it the case came.
 
-    `rate` is the case's tokens a second, where it has one, within its `seconds`.
+    `rate` is the case's tokens a second, where it has one, within its `seconds`; `int8`: the weights are.
     """
-    least = sum(ceilings.seconds(*work) for work in account["work"].values())
+    least = sum(ceilings.seconds(*work, int8=int8) for work in account["work"].values())
     return {
         "seconds": least,
         "reached": least / seconds,

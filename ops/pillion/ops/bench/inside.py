@@ -34,6 +34,7 @@ class Inside:
     metrics: list[str] = field(default_factory=list)  # URLs, one an executor
     up: int | None = None  # the pid of its `pillion up`
     threads: int = 0  # that compute, of all executors
+    quantization: str | None = None  # of the weights; None: not known
 
     async def look(self, http: aiohttp.ClientSession) -> Seen:
         """Raises NoServer, Failed."""
@@ -97,7 +98,8 @@ async def find(http: aiohttp.ClientSession, config: Config, url: str) -> Inside:
         with suppress(psutil.NoSuchProcess):
             found = [await _executor(http, pid) for pid in roles(up).get("executor", ())]
             threads = banner.threads(here) * here.stack.replicas
-            return Inside([metrics for metrics in found if metrics], up, threads)
+            metrics = [each for each in found if each]
+            return Inside(metrics, up, threads, here.model.quantization)
     return Inside()
 
 

@@ -46,10 +46,12 @@ def measure(config: Config, rows: Sequence[int], contexts: Sequence[int], second
         layers=spec.num_layers,
     )
     threads = config.executor.threads or len(os.sched_getaffinity(0))
-    backend, reason = operators.backend(config.executor.backend, threads)
+    quantization = config.model.quantization
+    backend, reason = operators.backend(config.executor.backend, threads, quantization)
+    bench = operators.Bench(backend, sizes, contexts, quantization)
     before = ceilings_of(threads)
     timings = []
-    for timing in operators.timings(operators.Bench(backend, sizes, contexts), rows, seconds):
+    for timing in operators.timings(bench, rows, seconds):
         click.echo(f"{timing.name}, {timing.rows} rows: {timing.seconds * 1e6:.1f} us", err=True)
         timings.append(timing)
     after = ceilings_of(threads)
@@ -59,6 +61,7 @@ def measure(config: Config, rows: Sequence[int], contexts: Sequence[int], second
         "backend": backend.name,
         "build": backend.build,
         "reason": reason,
+        "quantization": quantization,
         "threads": threads,
         "ceilings": [before, after],
         "operators": [against(timing, best(before, after)) for timing in timings],
@@ -67,7 +70,7 @@ def measure(config: Config, rows: Sequence[int], contexts: Sequence[int], second
 
 def against(timing: operators.Timing, ceilings: Ceilings) -> dict[str, Any]:
     """A timing with its floor in seconds, and how often that goes into its time."""
-    floor = ceilings.seconds(timing.flops, timing.bytes)
+    floor = ceilings.seconds(timing.flops, timing.bytes, int8=timing.int8)
     return asdict(timing) | {"floor": floor, "ratio": timing.seconds / floor}
 
 
@@ -84,6 +87,8 @@ def told(result: dict[str, Any]) -> None:
         microseconds = (shown(one[which] * 1e6) for which in ("seconds", "floor"))
         table.add_row(name if name != last else "", str(one["rows"]), *microseconds, f"{one['ratio']:.2f}")
         last = name
-    console.print(f"backend {result['backend']} ({result['reason']})", markup=False, highlight=False)
+    console.print(
+        f"backend {result['backend']} ({result['reason']})", markup=False, highlight=False, soft_wrap=True
+    )
     console.print(table)
     ceilings_told(console, result)

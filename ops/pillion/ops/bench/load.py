@@ -70,9 +70,15 @@ class Subject:
         return {
             "url": self.server.url,
             "model": self.server.model,
-            "notes": [*self.server.notes, *notes(self.results), *([] if self.inside.metrics else [NO_FLOOR])],
+            "quantization": self.inside.quantization,
+            "notes": [*self.server.notes, *notes(self.results), *self._of_the_floor()],
             "cases": self.results,
         }
+
+    def _of_the_floor(self) -> list[str]:
+        if not self.inside.metrics:
+            return [NO_FLOOR]
+        return [] if self.inside.quantization else ["the floor takes all products to be of bfloat16"]
 
 
 async def measure(config: Config, options: Options) -> dict[str, Any]:
@@ -82,7 +88,8 @@ async def measure(config: Config, options: Options) -> dict[str, Any]:
         for url, metrics in zip_longest(options.urls, options.metrics):
             server = Server(http, url, options.model)
             await server.meet()
-            inside = Inside([metrics]) if metrics else await find(http, config, server.url)
+            inside = await find(http, config, server.url)
+            inside.metrics = [metrics] if metrics else inside.metrics
             await inside.look(http)  # what cannot be read is told before anything is measured
             subjects.append(Subject(server, inside, {case: [] for case in options.cases}))
         theirs = max(subject.inside.threads for subject in subjects)
@@ -104,7 +111,10 @@ async def measure(config: Config, options: Options) -> dict[str, Any]:
             for result in results:
                 if "executor" in result:
                     rate = result.get(RATES.get(name, ""))
-                    result["floor"] = floor(result["executor"], best(*ceilings), result["wall_s"], rate)
+                    result["floor"] = floor(
+                        *(result["executor"], best(*ceilings), result["wall_s"], rate),
+                        int8=subject.inside.quantization == "int8",
+                    )
     return {
         "seed": options.seed,
         "threads": threads,

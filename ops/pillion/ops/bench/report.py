@@ -74,19 +74,20 @@ def told(result: Mapping[str, Any], console: Console | None = None) -> None:
     ceilings_told(console, result)
     for server in servers:
         for note in server["notes"]:
-            console.print(f"{server['url']}: {note}", markup=False, highlight=False)
+            console.print(f"{server['url']}: {note}", markup=False, highlight=False, soft_wrap=True)
 
 
 def ceilings_told(console: Console, result: Mapping[str, Any]) -> None:
     """What the machine could do, before and after; nothing where it was not asked."""
     each = [
-        f"{one.flops_per_s / 1e9:.0f} GFLOP/s and {one.bytes_per_s / 1e9:.1f} GB/s"
+        f"{one.flops_per_s / 1e9:.0f} GFLOP/s (int8 {one.int8_flops_per_s / 1e9:.0f}) and "
+        f"{one.bytes_per_s / 1e9:.1f} GB/s"
         for one in result["ceilings"]
     ]
     if each:
         with_threads = counted(result["threads"], "thread")
         line = f"ceilings with {with_threads}: {', then '.join(each)}; the floor is at the higher"
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def headline(case: str, result: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ def test_up_has_a_flag_for_every_setting() -> None:
         ("doctor", "--cache-dir", "--max-waiting"),
         ("bench load", "--state-dir", "--num-kv-blocks"),
         ("bench kernels", "--backend", "--api-key"),
+        ("bench quality", "--kv-cache-memory", "--quantization"),
     ],
 )
 def test_a_command_has_the_flags_that_matter_to_it(role: str, has: str, lacks: str) -> None:

@@ -251,6 +251,27 @@ def bench_kernels(config: str | None, **flags: Any) -> None:
     command.kernels(configure(flags, config), **chosen)
 
 
+@bench.command("quality")
+@click.option(
+    "--text",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="what is predicted  [two speeches of 1776 and 1863]",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="keep the raw result here, as JSON",
+)
+@config_options("bench quality")
+def bench_quality(config: str | None, text: str | None, output: str | None, **flags: Any) -> None:
+    """Measure what int8 weights cost: the perplexity of a text, and how often the likeliest token stays."""
+    from pillion.ops.bench import command
+
+    command.quality(configure(flags, config), text, output)
+
+
 @main.group("config", cls=_Group)
 def config_group() -> None:
     """The settings."""

@@ -21,6 +21,7 @@ SECTIONS = {
 ONLY = {
     "bench load": ("stack", "state_dir", "api_key"),
     "bench kernels": ("cache_dir", "model", "revision", "quantization", "backend", "threads"),
+    "bench quality": ("cache_dir", "model", "revision", "dtype", "backend", "threads", "kv_cache_memory"),
     "chat": ("stack", "state_dir", "api_key"),
     "doctor": ("stack", "redis", "state_dir", "cache_dir", "model", "host", "port", "api_key"),
     "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),

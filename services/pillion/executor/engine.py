@@ -159,6 +159,24 @@ class Engine:
                 self._compute(rows, result, began)
         return result
 
+    def judge(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """How a sequence by itself looks to the model; all slots are dropped.
+
+        Of tokens [T], at most a step's: the likeliest next token after each, int64 [T], and the natural
+        logarithm of the probability of each but the first, float32 [T - 1].
+        """
+        self.reset()
+        size, count = self._slots.block_size, len(tokens)
+        self._slots.tokens[0, :count] = tokens
+        self._slots.tables[0, : -(-count // size)] = range(1, -(-count // size) + 1)
+        with torch.inference_mode():
+            step = self._batch.fill([Row(0, 0, count, True)], self._slots, self.row_counts.up(count))
+            attention = self._backend.begin(self._cache, step.attention, self.model.heads)
+            hidden = self.model.forward(step.token_ids, step.attention.positions, attention)[:count]
+            logits = self.model.logits(hidden)
+            likely = torch.log_softmax(logits[:-1], -1)
+            return logits.argmax(-1), likely.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+
     def _take(self, plan: executor_pb2.Plan) -> dict[int, str]:
         """Gives the taken slots their sampling state; those whose parameters cannot be, with the reason."""
         failed = {}

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pillion.config import Config
+from pillion.config import Config, ConfigError
 from pillion.ops import stack
 from pillion.ops.options import fail
 from pillion.ops.role import SPINS
@@ -59,4 +59,17 @@ def kernels(
     try:
         run(config, rows, contexts, seconds, Path(output) if output else None)
     except (NoBackend, NoCeilings, ModelFileError) as error:
+        fail(str(error), 1)
+
+
+def quality(config: Config, text: str | None, output: str | None) -> None:
+    """Measures what a form of the weights costs. Ends the process where it cannot."""
+    try:
+        from pillion.modelfiles import ModelFileError
+        from pillion.ops.bench.quality import TEXT, run
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed; pip install 'pillion[bench,executor,gateway]'", 1)
+    try:
+        run(config, Path(text) if text else TEXT, Path(output) if output else None)
+    except (ModelFileError, ConfigError, OSError, UnicodeDecodeError) as error:
         fail(str(error), 1)

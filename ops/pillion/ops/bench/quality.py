@@ -1,0 +1,71 @@
+"""`pillion bench quality`: what is lost of a model's predictions by how its weights are held."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Column, Table
+
+from pillion.config import Config
+from pillion.executor.loading import load
+from pillion.gateway.tokenizer import load_tokenizer
+from pillion.modelfiles import locate
+
+TEXT = Path(__file__).parent / "public_domain.txt"
+WINDOW = 512  # tokens that are judged as one sequence
+
+
+def run(config: Config, text: Path, output: Path | None) -> None:
+    """Compares int8 with weights as they are. Raises ModelFileError, ConfigError, OSError."""
+    result = measure(config, text)
+    if output:
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+    told(result)
+
+
+def measure(config: Config, text: Path, forms: Sequence[str] = ("none", "int8")) -> dict[str, Any]:
+    """The raw result: perplexities, and how often the likeliest token is that of the first form."""
+    located = locate(config.model.model, config.model.revision, config.cache_path)
+    tokens = load_tokenizer(located).encode(text.read_text())
+    found: list[dict[str, Any]] = []
+    first: list[int] = []
+    for form in forms:
+        model = msgspec.structs.replace(config.model, quantization=form)
+        perplexity, likeliest = judge(msgspec.structs.replace(config, model=model), tokens)
+        first = first or likeliest
+        same = sum(ours == theirs for ours, theirs in zip(likeliest, first, strict=True))
+        found.append({"quantization": form, "perplexity": perplexity, "agreement": same / len(first)})
+    return {"model": config.model.model, "text": text.name, "tokens": len(tokens), "forms": found}
+
+
+def judge(config: Config, tokens: Sequence[int]) -> tuple[float, list[int]]:
+    """The perplexity of the tokens in windows, and the likeliest token after each."""
+    engine = load(config, lambda line: click.echo(line, err=True)).engine
+    window = min(WINDOW, engine.facts.max_step_tokens)
+    total, count, likeliest = 0.0, 0, list[int]()
+    for first in range(0, len(tokens) - 1, window):
+        best, logprobs = engine.judge(tokens[first : first + window])
+        total += float(logprobs.double().sum())
+        count += len(logprobs)
+        likeliest += best.tolist()
+    return math.exp(-total / count), likeliest
+
+
+def told(result: dict[str, Any]) -> None:
+    console = Console()
+    console.print(f"{result['model']}: {result['tokens']} tokens of {result['text']}", highlight=False)
+    table = Table(
+        "weights", *(Column(name, justify="right") for name in ("perplexity", "more", "same token"))
+    )
+    base = result["forms"][0]["perplexity"]
+    for form in result["forms"]:
+        more = 100 * (form["perplexity"] / base - 1)
+        table.add_row(
+            form["quantization"],
+            f"{form['perplexity']:.3f}", f"{more:+.2f} %", f"{100 * form['agreement']:.1f} %",
+        )  # fmt: skip
+    console.print(table)

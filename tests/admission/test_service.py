@@ -251,7 +251,7 @@ async def test_s38_the_successor_of_a_killed_admission_loses_and_doubles_nothing
 
 
 async def test_sigterm_leaves_what_waits_to_the_successor(neighbours: Any, stack: Any, make: Any):
-    first = stack.start("admission")
+    first = stack.start("admission", drain_timeout=0)  # in order, whatever the grace period
     request = make.request()
     await neighbours.submit(request)
     await held(neighbours, 1)

@@ -50,7 +50,8 @@ async def run(config: Config) -> int:
     supervisor.add("take-over", admission.take_over)
     # It owns what is decided and under way; with that in doubt a new process starts from the streams.
     supervisor.add("desk", admission.desk.run, max_restarts=0)
-    supervisor.on_drain(admission.leave)
+    # Nothing runs here that could end: all is handed on, however short the grace period is.
+    supervisor.on_drain(admission.leave, admission.leave)
     supervisor.add("metrics", lambda: endpoint(metrics, config.telemetry))
     try:
         return await supervisor.run()

@@ -49,7 +49,8 @@ async def progress(readers: list[Reader], tokens: int) -> None:
     wanted = [len(reader.tokens) + tokens for reader in readers]
     async with asyncio.timeout(90):
         while any(len(reader.tokens) < count for reader, count in zip(readers, wanted, strict=True)):
-            assert not any(reader.task.done() for reader in readers), "it was to be in mid-stream"
+            done = [(len(reader.tokens), reader.task) for reader in readers if reader.task.done()]
+            assert not done, f"in mid-stream: {[len(reader.tokens) for reader in readers]}, {done}"
             await asyncio.sleep(0.01)
 
 

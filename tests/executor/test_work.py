@@ -92,13 +92,12 @@ def test_windows_hide_keys(window: int, start: int, count: int) -> None:
     )
 
 
-def test_int8_halves_what_matrices_are_read_for_but_for_their_scales() -> None:
-    """A bfloat16 scale for 64 weights of a byte; embedding and KV stay as they are."""
+def test_matrices_and_head_may_have_other_sizes_than_their_elements() -> None:
+    """As when they are held in few bits; embedding and KV stay as they are."""
     rows = [Row(0, 4, 1, True)]
-    plain, scaled = (Costs.of(SPEC, WHOLE, 2, name).step(rows) for name in ("none", "int8"))
-    assert plain.flops == scaled.flops
-    weights = 3 * 432 + 160
-    assert scaled.read_bytes == plain.read_bytes - 2 * weights + weights * 66 // 64
+    plain, packed = Costs.of(SPEC, WHOLE, 2).step(rows), Costs.of(SPEC, WHOLE, 2, 1000, 90).step(rows)
+    assert plain.flops == packed.flops
+    assert packed.read_bytes == plain.read_bytes - 2 * (3 * 432 + 160) + 1090
 
 
 def test_a_rank_counts_its_own_shard() -> None:

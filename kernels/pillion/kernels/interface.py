@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from pillion.kernels.four_bit import Weight
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -24,7 +26,8 @@ class Capabilities:
     # A row's bits do not depend on the rows beside it: for row counts that a check found equal, or for all.
     row_invariant: bool
     any_rows: bool = False
-    # How weights may be held: as they are, or as int8 with a scale for each group of inputs.
+    # How weights may be held: as they are; as int8, with a scale for each group of inputs; as in a GGUF file
+    # where that is 4 bit, else as int8.
     quantizations: tuple[str, ...] = ("none",)
 
 
@@ -83,6 +86,7 @@ class Linear(Protocol):
 
     in_features: int
     out_features: int
+    weight_bytes: int  # read by a product, scales included
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -117,12 +121,12 @@ class Backend(Protocol):
     build: str  # what the bits depend on beside torch: part of the fingerprint
     capabilities: Capabilities
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """Packs a weight [out, in]; the plain tensor is not kept."""
+    def prepare_linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+        """Packs a weight [out, in]; the plain tensor is not kept. 4 bit only comes for quantization gguf."""
         ...
 
     def prepare_gate_up(
-        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+        self, gate: Weight, up: Weight, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
     ) -> Linear:
         """silu(x times gate) * (x times up), each with its bias: [T, out] of two weights [out, in]."""
         ...

@@ -20,6 +20,7 @@ from pillion.executor.models.spec import ModelSpec
 from pillion.executor.sampling import Sampler
 from pillion.executor.slots import BadPlan, Slots
 from pillion.executor.work import Costs, Work
+from pillion.kernels.four_bit import FourBit
 from pillion.kernels.interface import Backend, CacheShape
 from pillion.kernels.rows import RowCounts, candidates, check, few_candidates, sample_rows
 from pillion.kernels.select import NoBackend, select
@@ -34,6 +35,8 @@ class Weights(Protocol):
     identity: str  # names the content
 
     def get(self, name: str) -> Tensor: ...
+
+    def four_bit(self, name: str) -> FourBit | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,8 @@ class Engine:
             raise ConfigError(str(error)) from None
         backend = self._backend = selected.backend
         shard = Shard(0, 1, 0, spec.num_layers)
-        self.model = Llama(spec, weights, backend, dtype, device, shard, Alone())
+        packed = config.model.quantization == "gguf"
+        self.model = Llama(spec, weights, backend, dtype, device, shard, Alone(), packed)
 
         max_num_seqs = scheduler.max_num_seqs
         max_step_tokens = max(scheduler.max_num_batched_tokens or DEFAULT_STEP_TOKENS, max_num_seqs)
@@ -96,7 +100,9 @@ class Engine:
         self._slots = Slots(max_num_seqs, pool.max_model_len, pool.num_blocks, block_size, spec.end_tokens)
         self._batch = Batch(max_step_tokens, max_num_seqs, self._slots.tables.shape[1], device)
         self._sampler = Sampler(spec.vocab_size, spec.end_tokens)
-        self._costs = Costs.of(spec, shard, dtype.itemsize, config.model.quantization)
+        self._costs = Costs.of(
+            spec, shard, dtype.itemsize, self.model.matrix_bytes, self.model.head.weight_bytes
+        )
         with torch.inference_mode():
             self.row_counts, self.sample_row_counts = self._check_rows(
                 max_step_tokens, max_num_seqs, dtype, device

@@ -51,24 +51,36 @@ class Costs:
     key: int  # in a token's keys of one layer, all KV heads; as many in its values
     windows: tuple[tuple[int | None, int], ...]  # (window, how many layers have it)
     itemsize: int  # bytes an element, of the embedding and KV
-    weight_bits: float  # an element of the layers' matrices and the head, scales included
+    matrix_bytes: int  # of all layers' matrices
+    head_bytes: int
 
     @classmethod
-    def of(cls, spec: ModelSpec, shard: Shard, itemsize: int, quantization: str = "none") -> "Costs":
+    def of(
+        cls,
+        spec: ModelSpec,
+        shard: Shard,
+        itemsize: int,
+        matrix_bytes: int | None = None,
+        head_bytes: int | None = None,
+    ) -> "Costs":
+        """The bytes of matrices and head are by default those of elements of this size."""
         query = spec.num_heads // shard.tp_size * spec.head_size
         key = max(1, spec.num_kv_heads // shard.tp_size) * spec.head_size
         mlp = spec.intermediate_size // shard.tp_size
         layers = range(shard.first_layer, shard.last_layer)
+        layer = spec.hidden_size * (2 * query + 2 * key + 3 * mlp)
+        head = spec.hidden_size * spec.vocab_size // shard.tp_size
         return cls(
-            layer=spec.hidden_size * (2 * query + 2 * key + 3 * mlp),
+            layer=layer,
             layers=len(layers),
-            head=spec.hidden_size * spec.vocab_size // shard.tp_size,
+            head=head,
             hidden=spec.hidden_size,
             query=query,
             key=key,
             windows=tuple(Counter(spec.window(layer) for layer in layers).items()),
             itemsize=itemsize,
-            weight_bits={"none": 8.0 * itemsize, "int8": 8.25}[quantization],
+            matrix_bytes=len(layers) * layer * itemsize if matrix_bytes is None else matrix_bytes,
+            head_bytes=head * itemsize if head_bytes is None else head_bytes,
         )
 
     def step(self, rows: Sequence[Row]) -> Work:
@@ -80,11 +92,11 @@ class Costs:
                 pairs += layers * _pairs(row.start, row.count, window)
                 keys += layers * _keys(row.start, row.count, window)
         matrices = self.layers * self.layer
-        weights = matrices + (self.head if sampled else 0)
+        weights = self.matrix_bytes + (self.head_bytes if sampled else 0)
         rest = tokens * self.hidden + 2 * self.key * keys
         return Work(
             flops=2 * (tokens * matrices + sampled * self.head + 2 * self.query * pairs),
-            read_bytes=int(weights * self.weight_bits / 8) + rest * self.itemsize,
+            read_bytes=weights + rest * self.itemsize,
         )
 
 

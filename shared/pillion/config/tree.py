@@ -69,9 +69,9 @@ class Model(Section, frozen=True):
     quantization: Annotated[
         str,
         Meta(
-            description="how weights are held: none: in --dtype; int8: with a scale for each 64 inputs, as "
-            "activations then are too (cpu backend)",
-            pattern="^(none|int8)$",
+            description="how weights are held: none: in --dtype; int8: with a scale for each 32 inputs, as "
+            "activations then are too; gguf: 4 bit where the file has it, else int8 (cpu backend)",
+            pattern="^(none|int8|gguf)$",
         ),
     ] = "none"
     max_model_len: Annotated[

@@ -4,11 +4,14 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from pillion.executor.models.registry import read_spec
 from pillion.executor.weights import open_weights
+from pillion.executor.weights.four_bit import unpack
 from pillion.modelfiles import ModelFileError, locate
 
 NAMES = (
@@ -53,6 +56,37 @@ def test_both_kinds_of_file_describe_the_same_model(tiny_model, name):
     assert folder.end_tokens == (2,)
     assert folder.rms_eps == pytest.approx(gguf.rms_eps, rel=1e-6)
     assert folder.rope.theta == gguf.rope.theta
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+def test_four_bits_stand_for_what_they_are_dequantized_to(kind):
+    """Of random bytes: every pattern of numbers, scales and lowests."""
+    made = GGMLQuantizationType[kind]
+    block, size = GGML_QUANT_SIZES[made]
+    raw = np.random.default_rng(1).integers(0, 256, (7, 3 * size), dtype=np.uint8)
+    halves = raw.reshape(7, 3, size)[:, :, : 2 if kind == "Q4_0" else 4].reshape(7, 3, -1, 2)
+    halves[..., 1] &= 0x3F  # scales that are numbers, and no giants
+    expected = quants.dequantize(raw, made).astype(np.float64)
+    matrix = unpack(raw, made)
+    assert matrix.shape == expected.shape == (7, 3 * block)
+    assert matrix.values.max() == 15 and matrix.values.min() == 0
+    found = matrix.plain(torch.float64).numpy()
+    bound = 2e-3 if kind == "Q4_K" else 1e-6  # products of scales are rounded to half floats
+    assert np.abs(found - expected).max() < bound * np.abs(expected).max()
+    assert unpack(raw, GGMLQuantizationType.Q8_0) is None
+
+
+@pytest.mark.parametrize("name", ["llama2", "qwen3"])
+def test_four_bits_come_in_the_order_of_the_tensors(tiny_model, name):
+    located = locate(str(tiny_model(name, "gguf", weights="Q4_1")))
+    packed = 0
+    with open_weights(located, read_spec(located)) as weights:
+        for tensor in weights:
+            matrix = weights.four_bit(tensor)
+            if matrix is not None:
+                packed += 1
+                assert torch.allclose(matrix.plain(torch.float32), weights.get(tensor), rtol=0, atol=1e-6)
+    assert packed >= 21  # seven a layer
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])

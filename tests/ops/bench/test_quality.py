@@ -45,10 +45,11 @@ def test_int8_costs_the_demo_model_less_than_a_hundredth(demo: Located, tmp_path
     )
     assert done.exit_code == 0, done.output
     result = json.loads(raw.read_bytes())
-    plain, scaled = result["forms"]
+    plain, scaled, packed = result["forms"]
     assert result["tokens"] > 1900 and plain["agreement"] == 1.0
     assert plain["perplexity"] < 25 and 0.9 < scaled["agreement"] < 1.0
     assert 0 < abs(scaled["perplexity"] / plain["perplexity"] - 1) < 0.01
+    assert 0 < abs(packed["perplexity"] / plain["perplexity"] - 1) < 0.02
     assert "int8" in done.output and f"{scaled['perplexity']:.3f}" in done.output
 
 

@@ -18,7 +18,7 @@
 
 namespace pillion {
 
-constexpr int kGroup = 16;     // positions
+constexpr int kTogether = 16;  // positions of a group
 constexpr int kSpan = 64;      // positions
 constexpr int kTileRows = 48;  // query rows of one piece of work, unless one token has more
 constexpr float kHidden = -1e38f;
@@ -30,7 +30,7 @@ struct Cache {
 
   int64_t padded() const { return (head_size + kLanes - 1) / kLanes * kLanes; }
   int64_t group(int64_t head, int64_t block, int64_t offset) const {  // in elements
-    return ((head * blocks + block) * block_size + offset / kGroup * kGroup) * padded();
+    return ((head * blocks + block) * block_size + offset / kTogether * kTogether) * padded();
   }
 };
 
@@ -60,13 +60,13 @@ inline void write_kv(Pool& pool, const Cache& cache, const Batch& batch, const f
         if (padded != size) memset(cache.k + at, 0, bytes);
         memset(cache.v + at, 0, bytes);  // a hidden key weighs 0, and 0 x NaN is NaN
       }
-      const int64_t at = cache.group(head, block, offset), lane = offset % kGroup;
+      const int64_t at = cache.group(head, block, offset), lane = offset % kTogether;
       uint16_t* to_k = cache.k + at + lane * 2;
       uint16_t* to_v = cache.v + at + lane / 2 * padded * 2 + lane % 2;
       const float* from_k = k + row * k_row + head * size;
       const uint16_t* from_v = v + row * v_row + head * size;
       for (int64_t i = 0; i < size; ++i) {
-        to_k[i / 2 * kGroup * 2 + i % 2] = narrow(from_k[i]);
+        to_k[i / 2 * kTogether * 2 + i % 2] = narrow(from_k[i]);
         to_v[i * 2] = from_v[i];
       }
     }
@@ -80,7 +80,7 @@ inline void score(const uint16_t* query, const uint16_t* const* groups, int64_t 
   vfloat sums[R][4] = {};
   for (int64_t pair = 0; pair < padded / 2; ++pair) {
     vpair keys[4];
-    for (int g = 0; g < 4; ++g) keys[g] = load_pairs(groups[g] + pair * kGroup * 2);
+    for (int g = 0; g < 4; ++g) keys[g] = load_pairs(groups[g] + pair * kTogether * 2);
     for (int r = 0; r < R; ++r) {
       const vpair q = spread_pair(query + 2 * r * padded + pair * 2);
       const vpair rest = spread_pair(query + (2 * r + 1) * padded + pair * 2);
@@ -99,11 +99,11 @@ inline void weigh(const uint16_t* weights, const float* scales, const uint16_t* 
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = load(out + r * padded + first + n * kLanes) * scales[r];
   for (int g = 0; g < count; ++g) {
-    for (int pair = 0; pair < kGroup / 2; ++pair) {
+    for (int pair = 0; pair < kTogether / 2; ++pair) {
       vpair values[N];
       for (int n = 0; n < N; ++n) values[n] = load_pairs(groups[g] + (pair * padded + first + n * kLanes) * 2);
       for (int r = 0; r < R; ++r) {
-        const vpair w = spread_pair(weights + r * kSpan + g * kGroup + pair * 2);
+        const vpair w = spread_pair(weights + r * kSpan + g * kTogether + pair * 2);
         for (int n = 0; n < N; ++n) sums[r][n] = dot(sums[r][n], w, values[n]);
       }
     }
@@ -163,10 +163,10 @@ inline void attend_tile(const Cache& cache, const int32_t* blocks, int64_t kv_he
   alignas(64) float scores[kRows * kSpan];
   for (int64_t span = begin; span < end; span += kSpan) {
     // Groups beyond the last key repeat it: their scores are hidden, and they are not weighed.
-    const int count = static_cast<int>(std::min<int64_t>(kSpan, end - span) + kGroup - 1) / kGroup;
+    const int count = static_cast<int>(std::min<int64_t>(kSpan, end - span) + kTogether - 1) / kTogether;
     const uint16_t *keys[4], *values[4];
     for (int g = 0; g < 4; ++g) {
-      const int64_t at = span + std::min(g, count - 1) * kGroup;
+      const int64_t at = span + std::min(g, count - 1) * kTogether;
       const int64_t place = cache.group(kv_head, blocks[at / cache.block_size], at % cache.block_size);
       keys[g] = cache.k + place;
       values[g] = cache.v + place;

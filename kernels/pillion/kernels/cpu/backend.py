@@ -11,6 +11,7 @@ from pillion.kernels.cpu.blocks import NO_WINDOW, Blocks
 from pillion.kernels.cpu.cache import GROUP, PagedCache
 from pillion.kernels.cpu.linear import GateUp, Head, PackedLinear, ScaledHead
 from pillion.kernels.cpu.pool import Pool
+from pillion.kernels.four_bit import Weight
 from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Fused, Linear
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -48,22 +49,22 @@ class CpuBackend:
         tile=16,
         row_invariant=True,
         any_rows=True,
-        quantizations=("none", "int8"),
+        quantizations=("none", "int8", "gguf"),
     )
 
     def __init__(self, quantization: str = "none", *, march: str = "native") -> None:
         """With as many threads as torch has now. Raises NoKernels."""
-        self._scaled = quantization == "int8"
+        self._scaled = quantization != "none"
         self._library = native.library(march)
         self.target: str = self._library.pillion_target().decode()
         self.build = f"cpu-2 {quantization} {self.target}"
         self._pool = Pool(self._library, torch.get_num_threads())
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def prepare_linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         return PackedLinear(self._library, self._pool, weight, bias, self._scaled)
 
     def prepare_gate_up(
-        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+        self, gate: Weight, up: Weight, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
     ) -> Linear:
         return GateUp(self._library, self._pool, gate, up, gate_bias, up_bias, self._scaled)
 

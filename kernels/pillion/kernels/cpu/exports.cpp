@@ -38,6 +38,12 @@ void pillion_pack(const uint16_t* weight, int64_t outputs, int64_t inputs, int64
          : pack_halves(weight, outputs, inputs, step, static_cast<uint16_t*>(packed));
 }
 
+// `weight` uint8 [outputs][inputs] of 4 bits, the other two half floats [outputs][inputs / 32].
+void pillion_pack_nibbles(const uint8_t* weight, const uint16_t* scale, const uint16_t* lowest, int64_t outputs,
+                          int64_t inputs, int64_t step, uint8_t* packed, uint16_t* scales, uint16_t* lowests) {
+  pack_nibbles(weight, scale, lowest, outputs, inputs, step, packed, scales, lowests);
+}
+
 void pillion_linear(Pool* pool, const Packed* weight, const uint16_t* x, int64_t rows, uint16_t* out) {
   linear_write(*pool, *weight, x, rows, out);
 }
@@ -46,7 +52,7 @@ void pillion_gate_up(Pool* pool, const Packed* weight, const uint16_t* x, int64_
   linear_gate(*pool, *weight, x, rows, out);
 }
 
-// In int8.
+// Of a weight in int8 or 4 bit.
 void pillion_scaled_logits(Pool* pool, const Packed* weight, const float* x, int64_t rows, float* out) {
   linear(*pool, *weight, x, rows, Widen{out, weight->outputs});
 }

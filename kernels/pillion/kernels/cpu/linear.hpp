@@ -1,12 +1,13 @@
 // Products of activations with a weight that is packed in panels of 16 outputs, of which there are an even number.
 //
-// In bfloat16 every output is one sum over the inputs in ascending order. In int8 weights and activations have a
-// scale for each group of 64 inputs; a group's sum is exact, and the groups are added in ascending order. So a
-// row's bits do not depend on the rows beside it.
+// In bfloat16 every output is one sum over the inputs in ascending order. With int8 and 4-bit weights activations are
+// int8 with a scale for each group of inputs; a group's sum is exact, and the groups are added in ascending order. So
+// a row's bits do not depend on the rows beside it.
 
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -16,16 +17,19 @@
 
 namespace pillion {
 
-constexpr int kScaled = 64;  // inputs that share a scale
-constexpr int kQuads = kScaled / 4;
+constexpr int kGroup = 32;  // inputs that share a scale, as in GGUF files
+constexpr int kQuads = kGroup / 4;
 
 struct Packed {
-  const void* weight;     // bfloat16 [panels][inputs / 2][16][2], or uint8 [panels][groups][16][16][4], 128 more
-  const uint16_t* scale;  // of int8: bfloat16 [panels][groups][16]; else null
-  const float* bias;      // [panels][16], or null
+  enum Form : int64_t { kHalves, kBytes, kNibbles };
+  const void* weight;      // bfloat16 [panels][inputs / 2][16][2], or
+                           // uint8 [panels][groups][8][16][4], 128 more than it stands for, or
+                           // 4 bit [panels][groups][4][16][4], in a byte those of quads i and i + 4
+  const uint16_t* scale;   // [panels][groups][16], bfloat16 of int8 and half floats of 4 bit
+  const uint16_t* lowest;  // of 4 bit: half floats [panels][groups][16] that 0 stands for
+  const float* bias;       // [panels][16], or null
   int64_t outputs, inputs, panels;
-
-  int64_t groups() const { return (inputs + kScaled - 1) / kScaled; }
+  Form form;
 };
 
 // What is done with R sums of two neighbouring panels.
@@ -111,7 +115,7 @@ struct Halves {
   const uint16_t* x;
 
   template <int R, int N>
-  void sum(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N]) const {
+  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N]) const {
     const int64_t pairs = w.inputs / 2, stride = pairs * kLanes * 2;
     const uint16_t* weight = static_cast<const uint16_t*>(w.weight) + panel * stride;
     const uint16_t* from = x + row * w.inputs;
@@ -126,40 +130,94 @@ struct Halves {
   }
 };
 
-// Rows of int8 with an int8 weight.
-struct Bytes {
-  static constexpr int kPanels = 2;  // each has an integer and a float sum
-  const int8_t* x;                   // [rows][groups][64]
-  const float* scale;                // [rows][groups]
-  const int32_t* offset;             // [rows][groups]: what the weight's 128 add to a group's sum, negated
+// Rows of int8, six side by side, with what their groups' numbers are multiplied with and add up to.
+struct Quantized {
+  const int8_t* x;       // [rows / 6][groups][8][6][4]
+  const float* scale;    // [rows / 6][groups][6]
+  const int32_t* total;  // the same: of x, times -128
   int64_t groups;
 
+  // The group of the first of some rows, which are less than six from it on.
+  int64_t at(int64_t row, int64_t group) const { return row / kRows * groups + group; }
+};
+
+// Rows of int8 with an int8 weight.
+struct Bytes : Quantized {
+  static constexpr int kPanels = 2;  // each has an integer and a float sum
+
   template <int R, int N>
-  void sum(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N]) const {
-    const uint8_t* weight = static_cast<const uint8_t*>(w.weight) + panel * groups * kLanes * kScaled;
+  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N]) const {
+    const uint8_t* weight = static_cast<const uint8_t*>(w.weight) + panel * groups * kLanes * kGroup;
     const uint16_t* scales = w.scale + panel * groups * kLanes;
-    for (int64_t group = 0; group < groups; ++group) {
-      const int8_t* from = x + (row * groups + group) * kScaled;
+    const int64_t many = groups;
+    vfloat sum[R][N] = {};  // bytes may alias anything: what is not here would go to memory each time
+    for (int64_t group = 0; group < many; ++group) {
+      const int8_t* from = x + at(row, group) * kRows * kGroup;
+      const float* rest = scale + at(row, group) * kRows;
+      const int32_t* begin = total + at(row, group) * kRows;
       vint whole[R][N];
-      for (int r = 0; r < R; ++r)
-        for (int n = 0; n < N; ++n) whole[r][n] = vint{} + offset[(row + r) * groups + group];
+      for (int r = 0; r < R; ++r) whole[r][0] = vint{} + begin[r];
+      for (int n = 1; n < N; ++n)
+        for (int r = 0; r < R; ++r) whole[r][n] = whole[r][0];
       for (int quad = 0; quad < kQuads; ++quad) {
         vquad part[N];
         for (int n = 0; n < N; ++n)
-          memcpy(&part[n], weight + ((n * groups + group) * kQuads + quad) * kLanes * 4, sizeof part[n]);
+          memcpy(&part[n], weight + ((n * many + group) * kQuads + quad) * kLanes * 4, sizeof part[n]);
         for (int r = 0; r < R; ++r) {
-          const vquad a = spread_quad(from + r * groups * kScaled + quad * 4);
+          const vquad a = spread_quad(from + (quad * kRows + r) * 4);
           for (int n = 0; n < N; ++n) whole[r][n] = dot(whole[r][n], part[n], a);
         }
       }
       for (int n = 0; n < N; ++n) {
-        const vfloat by = widen(load_half(scales + (n * groups + group) * kLanes));
+        const vfloat by = widen(load_half(scales + (n * many + group) * kLanes));
+        for (int r = 0; r < R; ++r)
+          sum[r][n] = fma(__builtin_convertvector(whole[r][n], vfloat), by * rest[r], sum[r][n]);
+      }
+    }
+    memcpy(&sums, &sum, sizeof sums);
+  }
+};
+
+// Rows of int8 with a 4-bit weight.
+struct Nibbles : Quantized {
+  static constexpr int kPanels = 2;
+
+  template <int R, int N>
+  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N]) const {
+    constexpr int kBytes = kGroup * kLanes / 2, kPairs = kQuads / 2;
+    const uint8_t* weight = static_cast<const uint8_t*>(w.weight) + panel * groups * kBytes;
+    const uint16_t *scales = w.scale + panel * groups * kLanes, *lowest = w.lowest + panel * groups * kLanes;
+    const int64_t many = groups;
+    vfloat sum[R][N] = {};  // bytes may alias anything: what is not here would go to memory each time
+    for (int64_t group = 0; group < many; ++group) {
+      const int8_t* from = x + at(row, group) * kRows * kGroup;
+      const float* rest = scale + at(row, group) * kRows;
+      const int32_t* whole_row = total + at(row, group) * kRows;
+      vint whole[R][N] = {};
+      for (int pair = 0; pair < kPairs; ++pair) {
+        vquad low[N], high[N];
+        for (int n = 0; n < N; ++n) {
+          vquad both;
+          memcpy(&both, weight + (n * many + group) * kBytes + pair * kLanes * 4, sizeof both);
+          low[n] = both & 0x0f0f0f0fu;
+          high[n] = both >> 4 & 0x0f0f0f0fu;
+        }
         for (int r = 0; r < R; ++r) {
-          const vfloat both = by * scale[(row + r) * groups + group];
-          sums[r][n] = fma(__builtin_convertvector(whole[r][n], vfloat), both, sums[r][n]);
+          const vquad first = spread_quad(from + (pair * kRows + r) * 4);
+          const vquad second = spread_quad(from + ((pair + kPairs) * kRows + r) * 4);
+          for (int n = 0; n < N; ++n) whole[r][n] = dot(dot(whole[r][n], low[n], first), high[n], second);
+        }
+      }
+      for (int n = 0; n < N; ++n) {
+        const vfloat by = widen_half(load_half(scales + (n * many + group) * kLanes));
+        const vfloat least = widen_half(load_half(lowest + (n * many + group) * kLanes)) * -0.0078125f;
+        for (int r = 0; r < R; ++r) {
+          sum[r][n] = fma(__builtin_convertvector(whole[r][n], vfloat), by * rest[r], sum[r][n]);
+          sum[r][n] = fma(least, spread(rest[r] * static_cast<float>(whole_row[r])), sum[r][n]);
         }
       }
     }
+    memcpy(&sums, &sum, sizeof sums);
   }
 };
 
@@ -178,12 +236,12 @@ inline void multiply(Pool& pool, const Packed& w, const X& x, int64_t rows, cons
         for (int64_t panel = first; panel < last;) {
           if (X::kPanels == 4 && panel + 4 <= last) {
             vfloat sums[R][X::kPanels] = {};
-            x.sum(w, panel, row, sums);
+            x.add(w, panel, row, sums);
             finish(w, sums, panel, row, use);
             panel += 4;
           } else {
             vfloat sums[R][2] = {};
-            x.sum(w, panel, row, sums);
+            x.add(w, panel, row, sums);
             finish(w, sums, panel, row, use);
             panel += 2;
           }
@@ -193,55 +251,71 @@ inline void multiply(Pool& pool, const Packed& w, const X& x, int64_t rows, cons
   });
 }
 
-// A group of 64 activations, or the last ones of a row: `to` int8 with this scale; returns it. `sum` is of `to`.
+// The larger; a NaN where one is.
+inline vfloat larger_or_nan(vfloat a, vfloat b) { return (a > b) | (a != a) ? a : b; }
+
+// `many` of a group of activations as int8, zeros behind them, four to every `to + 4 * kRows`; returns their scale,
+// which is a NaN or infinite where one of them is. `total` is of them, times -128.
 template <class X>
-inline float quantize(const X* from, int64_t many, int8_t* to, int32_t* sum) {
-  alignas(64) float values[kScaled] = {};
-  for (int64_t i = 0; i < many; ++i) values[i] = read(from + i);
-  vfloat most = {}, finite = {};
-  for (int i = 0; i < kScaled; i += kLanes) {
-    const vfloat v = load(values + i);
-    most = larger(most, larger(v, -v));
-    finite += v * 0.0f;  // a NaN where one is no number: it goes on in the scale
+inline float quantize(const X* from, int64_t many, int8_t* to, int32_t* total) {
+  static_assert(kGroup == 2 * kLanes);
+  vfloat low, high;
+  if (many == kGroup) {
+    low = read_lanes(from);
+    high = read_lanes(from + kLanes);
+  } else {
+    alignas(64) float values[kGroup] = {};
+    for (int64_t i = 0; i < many; ++i) values[i] = read(from + i);
+    low = load(values);
+    high = load(values + kLanes);
   }
-  const float top = largest(most)[0];
+  const float top = fold(larger_or_nan(larger_or_nan(low, -low), larger_or_nan(high, -high)), larger_or_nan)[0];
   const float by = top > 1e-30f ? 127.0f / top : 0.0f;
   const vfloat shift = spread(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  vint total = {};
-  for (int i = 0; i < kScaled; i += kLanes) {
-    const vint whole = __builtin_convertvector((load(values + i) * by + shift) - shift, vint);
-    total += whole;
-    const vbytes bytes = __builtin_convertvector(whole, vbytes);
-    memcpy(to + i, &bytes, sizeof bytes);
-  }
-  *sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) *sum += total[lane];
-  return top / 127.0f + pillion::sum(finite);
+  low = (low * by + shift) - shift;
+  high = (high * by + shift) - shift;
+  alignas(64) int8_t bytes[kGroup];
+  const vbytes first = __builtin_convertvector(__builtin_convertvector(low, vint), vbytes);
+  const vbytes second = __builtin_convertvector(__builtin_convertvector(high, vint), vbytes);
+  memcpy(bytes, &first, kLanes);
+  memcpy(bytes + kLanes, &second, kLanes);
+  for (int quad = 0; quad < kQuads; ++quad) memcpy(to + quad * kRows * 4, bytes + quad * 4, 4);
+  const float all = sum(low + high);  // exact; where it is no number, neither is the scale
+  *total = std::abs(all) < 1e6f ? static_cast<int32_t>(all) * -128 : 0;
+  return top * (1.0f / 127.0f);
 }
 
-// x bfloat16 or float [rows][inputs] times the weight, plus bias.
-template <class X, class Use>
-inline void linear(Pool& pool, const Packed& w, const X* x, int64_t rows, const Use& use) {
-  if constexpr (std::is_same_v<X, uint16_t>)
-    if (!w.scale) return multiply(pool, w, Halves{x}, rows, use);
+// All rows as int8. Valid until the next call by the same thread.
+template <class X>
+inline Quantized quantize_rows(Pool& pool, const X* x, int64_t rows, int64_t inputs) {
   static thread_local std::vector<int8_t> bytes;
   static thread_local std::vector<float> scales;
-  static thread_local std::vector<int32_t> offsets;
-  const int64_t groups = w.groups();
-  const size_t all = static_cast<size_t>(rows * groups);
-  if (scales.size() < all) bytes.resize(all * kScaled), scales.resize(all), offsets.resize(all);
+  static thread_local std::vector<int32_t> totals;
+  const int64_t groups = (inputs + kGroup - 1) / kGroup;
+  const size_t all = static_cast<size_t>((rows + kRows - 1) / kRows * groups * kRows);
+  if (scales.size() < all) bytes.resize(all * kGroup), scales.resize(all), totals.resize(all);
+  const Quantized made{bytes.data(), scales.data(), totals.data(), groups};
   int8_t* to = bytes.data();
   float* scale = scales.data();
-  int32_t* offset = offsets.data();
-  by_rows(pool, rows, w.inputs, [&](int64_t row) {
+  int32_t* total = totals.data();
+  by_rows(pool, rows, inputs, [&](int64_t row) {
     for (int64_t group = 0; group < groups; ++group) {
-      const int64_t at = row * groups + group, first = group * kScaled;
-      const int64_t many = std::min<int64_t>(kScaled, w.inputs - first);
-      scale[at] = quantize(x + row * w.inputs + first, many, to + at * kScaled, &offset[at]);
-      offset[at] *= -128;
+      const int64_t at = made.at(row, group), lane = at * kRows + row % kRows, first = group * kGroup;
+      const int64_t many = std::min<int64_t>(kGroup, inputs - first);
+      scale[lane] = quantize(x + row * inputs + first, many, to + at * kRows * kGroup + row % kRows * 4, &total[lane]);
     }
   });
-  multiply(pool, w, Bytes{to, scale, offset, groups}, rows, use);
+  return made;
+}
+
+// x bfloat16 or float [rows][inputs] times the weight, plus bias; float is for forms that make it int8.
+template <class X, class Use>
+inline void linear(Pool& pool, const Packed& w, const X* x, int64_t rows, const Use& use) {
+  if (w.form == Packed::kBytes)
+    return multiply(pool, w, Bytes{quantize_rows(pool, x, rows, w.inputs)}, rows, use);
+  if (w.form == Packed::kNibbles)
+    return multiply(pool, w, Nibbles{quantize_rows(pool, x, rows, w.inputs)}, rows, use);
+  if constexpr (std::is_same_v<X, uint16_t>) multiply(pool, w, Halves{x}, rows, use);
 }
 
 inline void linear_write(Pool& pool, const Packed& w, const uint16_t* x, int64_t rows, uint16_t* out) {

@@ -57,10 +57,12 @@ class Packed(ctypes.Structure):
     _fields_ = [
         ("weight", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
+        ("lowest", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("outputs", ctypes.c_int64),
         ("inputs", ctypes.c_int64),
         ("panels", ctypes.c_int64),
+        ("form", ctypes.c_int64),
     ]
 
 
@@ -100,6 +102,7 @@ _SIGNATURES = {
     "pillion_pool": (_POINTER, (_INT,)),
     "pillion_pool_free": (None, (_POINTER,)),
     "pillion_pack": (None, (_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER)),
+    "pillion_pack_nibbles": (None, (*(_POINTER,) * 3, *(_LONG,) * 3, *(_POINTER,) * 3)),
     "pillion_scaled_logits": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "pillion_linear": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "pillion_gate_up": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),

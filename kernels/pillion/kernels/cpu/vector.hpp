@@ -123,6 +123,17 @@ inline vhalf narrow(vfloat x) {
 
 inline vfloat widen(vhalf x) { return reinterpret_cast<vfloat>(__builtin_convertvector(x, vpair) << 16); }
 
+// IEEE half floats. Of its numbers; it has no use for infinities.
+inline vfloat widen_half(vhalf x) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vfloat>(_mm512_cvtph_ps(reinterpret_cast<__m256i>(x)));
+#else
+  const vpair bits = __builtin_convertvector(x, vpair);
+  const vfloat size = reinterpret_cast<vfloat>((bits & 0x7fffu) << 13) * 0x1p112f;
+  return reinterpret_cast<vfloat>(reinterpret_cast<vpair>(size) | (bits & 0x8000u) << 16);
+#endif
+}
+
 inline vhalf load_half(const uint16_t* from) {
   vhalf v;
   memcpy(&v, from, sizeof v);

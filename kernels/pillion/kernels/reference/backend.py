@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pillion.kernels.four_bit import Weight
 from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Linear
 
 
@@ -25,6 +26,7 @@ class ReferenceCache:
 class ReferenceLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = weight.shape
+        self.weight_bytes = weight.nbytes
         self._weight = weight
         self._bias = bias
         self._dtype = dtype
@@ -41,6 +43,7 @@ class ReferenceLinear:
 class ReferenceGateUp:
     def __init__(self, gate: ReferenceLinear, up: ReferenceLinear) -> None:
         self.out_features, self.in_features = gate.out_features, gate.in_features
+        self.weight_bytes = gate.weight_bytes + up.weight_bytes
         self._gate = gate
         self._up = up
 
@@ -72,12 +75,14 @@ class ReferenceBackend:
     def __init__(self, quantization: str = "none") -> None:
         assert quantization in self.capabilities.quantizations
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def prepare_linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+        assert isinstance(weight, Tensor)
         return ReferenceLinear(weight, bias, weight.dtype)
 
     def prepare_gate_up(
-        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+        self, gate: Weight, up: Weight, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
     ) -> Linear:
+        assert isinstance(gate, Tensor) and isinstance(up, Tensor)
         return ReferenceGateUp(
             ReferenceLinear(gate, gate_bias, gate.dtype), ReferenceLinear(up, up_bias, up.dtype)
         )

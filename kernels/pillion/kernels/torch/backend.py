@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pillion.kernels.four_bit import Weight
 from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Linear
 from pillion.kernels.torch.attention import SPAN, TILE, Attention, Scratch
 from pillion.kernels.torch.cache import PagedCache
@@ -31,12 +32,14 @@ class TorchBackend:
         self._scratch: Scratch | None = None
         self._row_multiples: dict[tuple[int, int, str], int] = {}
 
-    def prepare_linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def prepare_linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
+        assert isinstance(weight, Tensor)
         return PackedLinear(weight, bias) if packable(weight) else PlainLinear(weight, bias)
 
     def prepare_gate_up(
-        self, gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+        self, gate: Weight, up: Weight, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
     ) -> Linear:
+        assert isinstance(gate, Tensor) and isinstance(up, Tensor)
         bias = None if gate_bias is None or up_bias is None else torch.cat([gate_bias, up_bias])
         return GateUp(self.prepare_linear(torch.cat([gate, up]), bias))
 

@@ -12,6 +12,7 @@ class PlainLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
+        self.weight_bytes = weight.nbytes
         self._weight = weight
         self._bias = bias
 
@@ -24,6 +25,7 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
+        self.weight_bytes = weight.nbytes
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._bias = bias
         self._call = torch.ops.mkldnn._linear_pointwise.default
@@ -38,6 +40,7 @@ class GateUp:
 
     def __init__(self, both: Linear) -> None:
         self.out_features, self.in_features = both.out_features // 2, both.in_features
+        self.weight_bytes = both.weight_bytes
         self._both = both
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -53,6 +56,7 @@ class PanelLinear:
 
     def __init__(self, weight: Tensor) -> None:
         self.out_features, self.in_features = weight.shape
+        self.weight_bytes = weight.nbytes
         self._weight = weight
         self._rows = max(1, PANEL // self.in_features)
         self._panel: Tensor | None = None

@@ -113,7 +113,7 @@ async def measure(config: Config, options: Options) -> dict[str, Any]:
                     rate = result.get(RATES.get(name, ""))
                     result["floor"] = floor(
                         *(result["executor"], best(*ceilings), result["wall_s"], rate),
-                        int8=subject.inside.quantization == "int8",
+                        int8=subject.inside.quantization in ("int8", "gguf"),
                     )
     return {
         "seed": options.seed,

@@ -20,14 +20,14 @@ WINDOW = 512  # tokens that are judged as one sequence
 
 
 def run(config: Config, text: Path, output: Path | None) -> None:
-    """Compares int8 with weights as they are. Raises ModelFileError, ConfigError, OSError."""
+    """Compares int8 and 4 bit with weights as they are. Raises ModelFileError, ConfigError, OSError."""
     result = measure(config, text)
     if output:
         output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     told(result)
 
 
-def measure(config: Config, text: Path, forms: Sequence[str] = ("none", "int8")) -> dict[str, Any]:
+def measure(config: Config, text: Path, forms: Sequence[str] = ("none", "int8", "gguf")) -> dict[str, Any]:
     """The raw result: perplexities, and how often the likeliest token is that of the first form."""
     located = locate(config.model.model, config.model.revision, config.cache_path)
     tokens = load_tokenizer(located).encode(text.read_text())

@@ -1,5 +1,6 @@
 """The dense family: Llama 2 and 3, SmolLM2, Yi, Mistral, Qwen2, Qwen3. What differs is in the spec."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from pillion.executor.models.parallel import (
 )
 from pillion.executor.models.rope import frequencies
 from pillion.executor.models.spec import ModelSpec
+from pillion.kernels.four_bit import FourBit, Weight, plain
 from pillion.kernels.interface import Backend, Block, Linear
 
 
@@ -24,17 +26,27 @@ class Source(Protocol):
 
     def get(self, name: str) -> Tensor: ...
 
+    def four_bit(self, name: str) -> FourBit | None: ...
+
 
 class _Reader:
     """A rank's parts of the weights, in the dtype and on the device that they are used in."""
 
     def __init__(
-        self, source: Source, spec: ModelSpec, shard: Shard, dtype: torch.dtype, device: torch.device
+        self,
+        source: Source,
+        spec: ModelSpec,
+        shard: Shard,
+        dtype: torch.dtype,
+        device: torch.device,
+        packed: bool,
     ) -> None:
+        """`packed` keeps matrices in 4 bit that the file holds so."""
         self.source = source
         self.spec = spec
         self.shard = shard
-        self._dtype = dtype
+        self.dtype = dtype
+        self._packed = packed
         self._device = device
         # Fewer KV heads than ranks: neighbours hold the same one.
         self._copies = max(1, shard.tp_size // spec.num_kv_heads)
@@ -46,23 +58,38 @@ class _Reader:
         tensor = self.source.get(name)
         return self._own(tensor[self.shard.part(len(tensor))])
 
-    def columns(self, name: str) -> Tensor:
+    def matrix_rows(self, name: str) -> Weight:
+        matrix = self._matrix(name)
+        return self._kept(matrix[self.shard.part(len(matrix))])
+
+    def columns(self, name: str) -> Weight:
+        if self.shard.tp_size == 1:
+            return self._kept(self._matrix(name))
         tensor = self.source.get(name)
         return self._own(tensor[:, self.shard.part(tensor.shape[1])])
 
-    def query_heads(self, name: str) -> Tensor:
+    def query_heads(self, name: str) -> Weight:
         """Rows of this rank's query heads, in the order of rotary pairs."""
-        heads = paired(self.source.get(name).unflatten(0, (self.spec.num_heads, -1)), 1)
-        return self._own(heads[self.shard.part(self.spec.num_heads)].flatten(0, 1))
+        matrix = self._matrix(name)
+        heads = paired(torch.arange(len(matrix)).unflatten(0, (self.spec.num_heads, -1)), 1)
+        return self._kept(matrix[heads[self.shard.part(self.spec.num_heads)].flatten()])
 
-    def kv_heads(self, name: str, *, rotary: bool) -> Tensor:
-        heads = self.source.get(name).unflatten(0, (self.spec.num_kv_heads, -1))
+    def kv_heads(self, name: str, *, rotary: bool) -> Weight:
+        matrix = self._matrix(name)
+        heads = torch.arange(len(matrix)).unflatten(0, (self.spec.num_kv_heads, -1))
         heads = (paired(heads, 1) if rotary else heads).repeat_interleave(self._copies, 0)
-        return self._own(heads[self.shard.part(len(heads))].flatten(0, 1))
+        return self._kept(matrix[heads[self.shard.part(len(heads))].flatten()])
+
+    def _matrix(self, name: str) -> Weight:
+        packed = self.source.four_bit(name) if self._packed else None
+        return self.source.get(name) if packed is None else packed
+
+    def _kept(self, matrix: Weight) -> Weight:
+        return matrix if isinstance(matrix, FourBit) else self._own(matrix)
 
     def _own(self, part: Tensor) -> Tensor:
         """A copy: what was read may be a view of the file."""
-        return part.to(dtype=self._dtype, device=self._device, copy=True)
+        return part.to(dtype=self.dtype, device=self._device, copy=True)
 
 
 def paired(x: Tensor, axis: int) -> Tensor:
@@ -89,20 +116,25 @@ class Layer:
         self._input_norm = reader.whole(name + "input_layernorm.weight")
         self._mlp_norm = reader.whole(name + "post_attention_layernorm.weight")
 
-        def qkv(kind: str) -> list[Tensor]:
+        def qkv(kind: str) -> list[Weight]:
             return [
                 reader.query_heads(f"{attention}q_proj.{kind}"),
                 reader.kv_heads(f"{attention}k_proj.{kind}", rotary=True),
                 reader.kv_heads(f"{attention}v_proj.{kind}", rotary=False),
             ]
 
-        def gate_up(kind: str) -> tuple[Tensor, Tensor]:
-            return reader.rows(f"{mlp}gate_proj.{kind}"), reader.rows(f"{mlp}up_proj.{kind}")
+        def gate_up(kind: str) -> tuple[Weight, Weight]:
+            return reader.matrix_rows(f"{mlp}gate_proj.{kind}"), reader.matrix_rows(f"{mlp}up_proj.{kind}")
+
+        def biases(parts: Iterable[Weight]) -> list[Tensor]:
+            return [plain(part, reader.dtype) for part in parts]
 
         def bias(present: bool, name: str) -> Tensor | None:
             return reader.whole(name) if present else None
 
-        self._qkv = ColumnParallel(backend, qkv("weight"), qkv("bias") if spec.qkv_bias else None)
+        self._qkv = ColumnParallel(
+            backend, qkv("weight"), biases(qkv("bias")) if spec.qkv_bias else None, reader.dtype
+        )
         self._output = RowParallel(
             backend,
             reader.columns(attention + "o_proj.weight"),
@@ -110,7 +142,9 @@ class Layer:
             shard,
             collective,
         )
-        self._gate_up = GatedParallel(backend, *gate_up("weight"), gate_up("bias") if spec.mlp_bias else None)
+        self._gate_up = GatedParallel(
+            backend, *gate_up("weight"), biases(gate_up("bias")) if spec.mlp_bias else None
+        )
         self._down = RowParallel(
             backend,
             reader.columns(mlp + "down_proj.weight"),
@@ -164,8 +198,10 @@ class Llama:
         device: torch.device,
         shard: Shard,
         collective: Collective,
+        packed: bool = False,
     ) -> None:
-        reader = _Reader(source, spec, shard, dtype, device)
+        """`packed` keeps matrices in 4 bit that the source holds so."""
+        reader = _Reader(source, spec, shard, dtype, device, packed)
         self.spec = spec
         self.heads = spec.num_heads // shard.tp_size
         self.kv_heads = max(1, spec.num_kv_heads // shard.tp_size)
@@ -193,6 +229,11 @@ class Llama:
     def linears(self) -> tuple[Linear, ...]:
         """Those of the first layer, which stand for all layers."""
         return self._layers[0].linears
+
+    @property
+    def matrix_bytes(self) -> int:
+        """What a pass over all layers reads of their matrices."""
+        return sum(linear.weight_bytes for layer in self._layers for linear in layer.linears)
 
     @property
     def head(self) -> Linear:

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pillion.kernels.four_bit import Weight, join
 from pillion.kernels.interface import Backend, Linear
 
 
@@ -52,9 +53,11 @@ class Alone:
 class ColumnParallel:
     """Several linears of one input as one product; each rank computes its share of every one's outputs."""
 
-    def __init__(self, backend: Backend, weights: Sequence[Tensor], biases: Sequence[Tensor] | None) -> None:
+    def __init__(
+        self, backend: Backend, weights: Sequence[Weight], biases: Sequence[Tensor] | None, dtype: torch.dtype
+    ) -> None:
         self._linear: Linear = backend.prepare_linear(
-            torch.cat(list(weights)), None if biases is None else torch.cat(list(biases))
+            join(weights, dtype), None if biases is None else torch.cat(list(biases))
         )
         self.linears = (self._linear,)
 
@@ -65,9 +68,7 @@ class ColumnParallel:
 class GatedParallel:
     """silu(x times gate) * (x times up); each rank computes its share of the outputs."""
 
-    def __init__(
-        self, backend: Backend, gate: Tensor, up: Tensor, biases: tuple[Tensor, Tensor] | None
-    ) -> None:
+    def __init__(self, backend: Backend, gate: Weight, up: Weight, biases: Sequence[Tensor] | None) -> None:
         self._linear: Linear = backend.prepare_gate_up(gate, up, *(biases or ()))
         self.linears = (self._linear,)
 
@@ -79,7 +80,7 @@ class RowParallel:
     """Each rank holds the inputs' columns that its share of the layer before gives; outputs are summed."""
 
     def __init__(
-        self, backend: Backend, weight: Tensor, bias: Tensor | None, shard: Shard, collective: Collective
+        self, backend: Backend, weight: Weight, bias: Tensor | None, shard: Shard, collective: Collective
     ) -> None:
         # One rank alone adds the bias, else the sum would hold it once for each.
         self._linear: Linear = backend.prepare_linear(weight, bias if shard.tp_rank == 0 else None)

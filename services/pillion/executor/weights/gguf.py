@@ -7,10 +7,13 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
 from pillion.executor.models.spec import ModelSpec
+from pillion.executor.weights.four_bit import unpack
 from pillion.executor.weights.identity import identity
 from pillion.executor.weights.names import EMBEDDING, HEAD, NORM
+from pillion.kernels.four_bit import FourBit
 from pillion.modelfiles import ModelFileError
 from pillion.modelfiles.gguf import GgufFile
 
@@ -68,12 +71,25 @@ class GgufWeights:
                 f"{self.origin(name)} has the type {tensor.type_name}, which cannot be dequantized"
             ) from None
         values = np.ascontiguousarray(values, dtype=np.float32).reshape(tensor.shape)
-        heads = next((count for part, count in self._heads.items() if f".{part}." in name), None)
-        if heads is not None:
-            pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
-            values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+        if any(f".{part}." in name for part in self._heads):
+            values = values[self._rows(name, len(values))]
         # dequantize may hand out a view of the map, which is read-only.
         return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+    def four_bit(self, name: str) -> FourBit | None:
+        """The matrix as the file holds it, if that is in 4 bit."""
+        tensor = self._file.tensors[gguf_name(name)]
+        if len(tensor.shape) != 2:
+            return None
+        raw = np.frombuffer(self._file.data(tensor), dtype=np.uint8).reshape(tensor.shape[0], -1)
+        matrix = unpack(raw, tensor.type)
+        return matrix if matrix is None else matrix[torch.from_numpy(self._rows(name, len(raw)))]
+
+    def _rows(self, name: str, count: int) -> NDArray[np.intp]:
+        """Which rows of the file are those of the checkpoint, in its order."""
+        rows = np.arange(count)
+        heads = next((count for part, count in self._heads.items() if f".{part}." in name), None)
+        return rows if heads is None else rows.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     def origin(self, name: str) -> str:
         return f"{self.source}: tensor {gguf_name(name)}"

@@ -66,6 +66,9 @@ class SafetensorsFolder:
             raise ModelFileError(f"{path}: tensor {name} cannot be read: {error}; fetch it again") from None
         return tensor
 
+    def four_bit(self, name: str) -> None:
+        """These files hold no 4-bit blocks."""
+
     def origin(self, name: str) -> str:
         return f"{self._places.get(name, self.source)}: tensor {name}"
 

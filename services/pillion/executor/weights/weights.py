@@ -9,6 +9,7 @@ from pillion.executor.models.spec import ModelSpec
 from pillion.executor.weights.gguf import GgufWeights
 from pillion.executor.weights.names import expected_shapes
 from pillion.executor.weights.safetensors import SafetensorsFolder
+from pillion.kernels.four_bit import FourBit
 from pillion.modelfiles import Located, ModelFileError
 
 
@@ -19,6 +20,7 @@ class Source(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...] | None: ...
     def read(self, name: str) -> torch.Tensor: ...
+    def four_bit(self, name: str) -> FourBit | None: ...
     def origin(self, name: str) -> str: ...
     def close(self) -> None: ...
 
@@ -54,6 +56,12 @@ class Weights:
         if name not in self.shapes:
             raise KeyError(name)
         return self._source.read(name)
+
+    def four_bit(self, name: str) -> FourBit | None:
+        """A matrix as the file holds it, where that is in 4 bit. Raises as `get` does."""
+        if name not in self.shapes:
+            raise KeyError(name)
+        return self._source.four_bit(name)
 
     def close(self) -> None:
         """Gives the files back; tensors handed out stay valid."""

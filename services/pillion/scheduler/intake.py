@@ -76,18 +76,27 @@ class Intake:
             recovered += len(requests)
         return recovered
 
-    async def run(self, journal_last: Callable[[], str]) -> None:
+    async def run(self, journal_last: Callable[[], str], restored: Callable[[], Awaitable[None]]) -> None:
+        """`restored` waits where entries are being put back after a loss."""
         async for entries in self._group.follow():
             async with self.lock:
-                await self._take(entries, journal_last)
+                await self._take(entries, journal_last, restored)
 
-    async def _take(self, entries: list[Entry], journal_last: Callable[[], str]) -> None:
+    async def _take(
+        self,
+        entries: list[Entry],
+        journal_last: Callable[[], str],
+        restored: Callable[[], Awaitable[None]],
+    ) -> None:
         for read in await self._read(entries):
             known = self._ledger.get(read.request.id)
             if known is None:
                 self._ledger.open(read.request, read.entry.id, journal_last(), read.record)
                 await self._hand_on(read)
-            elif known.entry != read.entry.id:  # else it was put back after a loss, and is read again
+                continue
+            if known.entry != read.entry.id:
+                await restored()  # an entry that was put back may be read before its id is known here
+            if known.entry != read.entry.id:
                 await self._acknowledge(read.entry)
         self.last = entries[-1].id
 

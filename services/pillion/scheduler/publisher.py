@@ -84,6 +84,8 @@ class Publisher:
         self._queue: asyncio.Queue[Word] = asyncio.Queue(_QUEUE)
         self._current: Word | None = None
         self._since_trim = 0
+        self._whole = asyncio.Event()  # not while entries get their new ids
+        self._whole.set()
 
     async def put(self, word: Word) -> None:
         await self._queue.put(word)
@@ -93,6 +95,10 @@ class Publisher:
         done = asyncio.Event()
         await self.put(Restore(done))
         await done.wait()
+
+    async def restored(self) -> None:
+        """Waits for the end of putting back, if that is under way; then the entries' new ids are known."""
+        await self._whole.wait()
 
     @property
     def idle(self) -> bool:
@@ -210,6 +216,13 @@ class Publisher:
                 await self._restore()
 
     async def _restore(self) -> None:
+        self._whole.clear()
+        try:
+            await self._put_back()
+        finally:
+            self._whole.set()
+
+    async def _put_back(self) -> None:
         """Entries, journal, holders and records, from memory; positions stay what they are."""
         opened, epoch, lost = list(self._ledger), self._lease.epoch, 0
         records = self._kept.present(clock.monotonic())

@@ -128,7 +128,7 @@ class Service:
         if recovered:
             log.info("goes on with %s of a predecessor", counted(recovered, "request"))
         self._recovered.set()
-        await self.intake.run(lambda: self.publisher.last)
+        await self.intake.run(lambda: self.publisher.last, self.publisher.restored)
 
     async def pardon(self) -> None:
         """Holders that others have killed make no dead letters of what they held."""

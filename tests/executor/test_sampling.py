@@ -9,14 +9,23 @@ import torch
 
 from pillion.contracts import executor_pb2
 from pillion.contracts.entries import Sampling
-from pillion.executor import filters
 from pillion.executor.penalties import History
-from pillion.executor.random import philox, uniform
+from pillion.executor.random import philox, uniforms
 from pillion.executor.sampling import Sampler, from_wire, logprob
+from pillion.kernels import filters
+from pillion.kernels.interface import Backend
+from pillion.kernels.reference import ReferenceBackend
+from tests.cpu_kernels import cpu_backend
 
 V = 512
 END = (0, 2)
 DRAWS = 6000
+
+
+@pytest.fixture(scope="module", params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Whose draws they are: the oracle's or the kernel's."""
+    return ReferenceBackend() if request.param == "reference" else cpu_backend()
 
 
 def logits(rows: int, seed: int = 0, scale: float = 2.0, vocabulary: int = V) -> torch.Tensor:
@@ -55,10 +64,15 @@ def oracle(row: np.ndarray, sampling: Sampling, prompt: list[int], output: list[
 
 
 def drawn(
-    row: torch.Tensor, sampling: Sampling, prompt: list[int], output: list[int], choices: int
+    backend: Backend,
+    row: torch.Tensor,
+    sampling: Sampling,
+    prompt: list[int],
+    output: list[int],
+    choices: int,
 ) -> np.ndarray:
     """How often each token comes over `choices` choices, in one batch."""
-    sampler = Sampler(row.numel(), END)
+    sampler = Sampler(backend, row.numel(), END, choices)
     for choice in range(choices):
         sampler.add(choice, sampling, choice, prompt + output, len(prompt))
     counts = np.zeros(row.numel(), np.int64)
@@ -95,12 +109,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_frequencies_are_the_distribution(name: str) -> None:
+def test_frequencies_are_the_distribution(backend: Backend, name: str) -> None:
     row = logits(1, seed=3)[0]
     row[0] = 3.0
     prompt, output = [11, 12, 13, 13], [13, 14, 14, 14, 15]
     expected = oracle(row.numpy(), CASES[name], prompt, output)
-    counts = drawn(row, CASES[name], prompt, output, DRAWS)
+    counts = drawn(backend, row, CASES[name], prompt, output, DRAWS)
     assert counts.sum() == DRAWS
     assert counts[expected == 0].sum() == 0  # nothing that is filtered is ever drawn
     # Pearson's chi-square over cells of at least five expected draws, the rest pooled.
@@ -148,7 +162,7 @@ def test_equal_logits_are_kept_by_lowest_id() -> None:
     assert ids.tolist() == list(range(10))
 
 
-def test_greedy_takes_the_lowest_of_equal_ids() -> None:
+def test_greedy_takes_the_lowest_of_equal_ids(backend: Backend) -> None:
     rows = logits(4)
     for row, tied in enumerate(([7, 400], [0, 511], [255, 256], [1, 2])):
         rows[row, tied] = 50.0
@@ -159,26 +173,26 @@ def test_greedy_takes_the_lowest_of_equal_ids() -> None:
         {"logit_bias": {9: -1.0}},
         {"min_tokens": 1},
     ):
-        sampler = Sampler(V, (500,))
+        sampler = Sampler(backend, V, (500,), 64)
         for slot in range(4):
             sampler.add(slot, Sampling(seed=slot, temperature=0, **extra), 0, [3], 1)
         assert sampler.sample(rows, range(4), [0] * 4).tokens == [7, 0, 255, 1]
 
 
-def test_a_cold_temperature_is_greedy() -> None:
+def test_a_cold_temperature_is_greedy(backend: Backend) -> None:
     rows = logits(64)
     rows[:, 7] = 100.0
     rows[:, 8] = 100.0 - 1e-5  # a draw would take it now and then
-    sampler = Sampler(V, END)
+    sampler = Sampler(backend, V, END, 64)
     for slot in range(64):
         sampler.add(slot, Sampling(seed=slot, temperature=9e-6), 0, [3], 1)
     assert sampler.sample(rows, range(64), [0] * 64).tokens == [7] * 64
 
 
-def test_positions_of_one_sequence_are_independent_draws() -> None:
+def test_positions_of_one_sequence_are_independent_draws(backend: Backend) -> None:
     row = logits(1, seed=3)[0]
     expected = oracle(row.numpy(), CASES["top-k"], [], [])
-    sampler = Sampler(V, END)
+    sampler = Sampler(backend, V, END, 64)
     sampler.add(0, CASES["top-k"], 0, [1], 1)
     draws = sampler.sample(row.expand(DRAWS, -1), [0] * DRAWS, range(DRAWS))
     counts = np.bincount(draws.tokens, minlength=V)
@@ -220,12 +234,12 @@ MIXED = (
 
 
 @pytest.mark.parametrize("vocabulary", [V, 1021])  # odd rows are not aligned in memory
-def test_a_row_is_the_same_in_every_batch(vocabulary: int) -> None:
+def test_a_row_is_the_same_in_every_batch(backend: Backend, vocabulary: int) -> None:
     """Alone, among others, in any order, with one thread or two: same token, same bits of log-probability."""
     rows = logits(40, vocabulary=vocabulary)
 
     def sampler() -> Sampler:
-        made = Sampler(vocabulary, END)
+        made = Sampler(backend, vocabulary, END, 64)
         for slot in range(40):
             made.add(slot, MIXED[slot % len(MIXED)], slot, [1, 2, 3, slot], 2)
         return made
@@ -248,10 +262,10 @@ def test_a_row_is_the_same_in_every_batch(vocabulary: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_sampling_leaves_the_logits_alone() -> None:
+def test_sampling_leaves_the_logits_alone(backend: Backend) -> None:
     rows = logits(len(MIXED))
     kept = rows.clone()
-    sampler = Sampler(V, END)
+    sampler = Sampler(backend, V, END, 64)
     for slot, sampling in enumerate(MIXED):
         sampler.add(slot, sampling, 0, [1, 2, 3], 2)
     sampler.sample(rows, range(len(MIXED)), [0] * len(MIXED))
@@ -268,10 +282,10 @@ def generate(sampler: Sampler, slot: int, choice: int, start: int, length: int) 
     return tokens
 
 
-def test_four_choices_of_one_seed_differ_and_repeat() -> None:
+def test_four_choices_of_one_seed_differ_and_repeat(backend: Backend) -> None:
     runs = []
     for _ in range(2):
-        sampler = Sampler(V, END)
+        sampler = Sampler(backend, V, END, 64)
         for choice in range(4):
             sampler.add(choice, Sampling(seed=77), choice, [1], 1)
         runs.append([tuple(generate(sampler, choice, choice, 0, 12)) for choice in range(4)])
@@ -287,19 +301,19 @@ def test_four_choices_of_one_seed_differ_and_repeat() -> None:
         Sampling(seed=6, min_tokens=30, stop_token_ids=(9,), logit_bias={0: 6.0, 9: 6.0}),
     ],
 )
-def test_state_is_rebuilt_from_the_tokens(sampling: Sampling) -> None:
+def test_state_is_rebuilt_from_the_tokens(backend: Backend, sampling: Sampling) -> None:
     """Interrupted after any token and taken up in another slot, a sequence goes on as if it had not been."""
     prompt = [3, 4, 4, 5]
-    whole = Sampler(V, END)
+    whole = Sampler(backend, V, END, 64)
     whole.add(0, sampling, 2, prompt, len(prompt))
     expected = generate(whole, 0, 2, 0, 40)
-    plain = Sampler(V, END)
+    plain = Sampler(backend, V, END, 64)
     plain.add(
         0, Sampling(seed=sampling.seed, temperature=sampling.temperature, top_k=sampling.top_k), 2, prompt, 4
     )
     assert generate(plain, 0, 2, 0, 40) != expected  # what is rebuilt matters
     for cut in (1, 7, 29, 39):
-        sampler = Sampler(V, END)
+        sampler = Sampler(backend, V, END, 64)
         sampler.add(3, sampling, 2, prompt, len(prompt))
         first = generate(sampler, 3, 2, 0, cut)
         sampler.remove(3)
@@ -307,8 +321,8 @@ def test_state_is_rebuilt_from_the_tokens(sampling: Sampling) -> None:
         assert first + generate(sampler, 1, 2, cut, 40) == expected
 
 
-def test_nothing_ends_before_min_tokens() -> None:
-    sampler = Sampler(V, END)
+def test_nothing_ends_before_min_tokens(backend: Backend) -> None:
+    sampler = Sampler(backend, V, END, 64)
     sampling = Sampling(
         seed=6, min_tokens=10, stop_token_ids=(9,), ignore_eos=True, logit_bias={0: 90.0, 2: 90.0, 9: 95.0}
     )
@@ -318,9 +332,9 @@ def test_nothing_ends_before_min_tokens() -> None:
     assert tokens[10] == 9
 
 
-def test_logprobs_are_of_the_raw_distribution() -> None:
+def test_logprobs_are_of_the_raw_distribution(backend: Backend) -> None:
     rows = logits(30, scale=3.0)
-    sampler = Sampler(V, END)
+    sampler = Sampler(backend, V, END, 64)
     for slot in range(30):
         sampling = Sampling(
             seed=slot,
@@ -354,12 +368,12 @@ def test_ranks_and_alternatives_agree_on_ties() -> None:
     assert logprob(row, 1, 4).rank == 4
 
 
-def test_a_broken_row_is_its_own_error() -> None:
+def test_a_broken_row_is_its_own_error(backend: Backend) -> None:
     rows = logits(4)
     clean = rows.clone()
     rows[1, 100] = math.nan
     rows[3, 100] = math.inf
-    sampler = Sampler(V, END)
+    sampler = Sampler(backend, V, END, 64)
     for slot in range(4):
         sampler.add(slot, Sampling(seed=slot, logprobs=1), 0, [1], 1)
     draws = sampler.sample(rows, range(4), [0] * 4)
@@ -370,9 +384,24 @@ def test_a_broken_row_is_its_own_error() -> None:
     assert draws.logprobs == [whole.logprobs[0], None, whole.logprobs[2], None]
 
 
+def test_a_row_whose_every_token_is_banned_is_its_own_error(backend: Backend) -> None:
+    rows = logits(2)
+    rows[0] = -math.inf
+    rows[0, END[1]] = 1.0
+    sampler = Sampler(backend, V, END, 64)
+    for slot in range(2):
+        sampler.add(slot, Sampling(seed=slot, min_tokens=5, logprobs=0), 0, [1], 1)
+    held = sampler.sample(rows, range(2), [4] * 2)
+    assert held.tokens[0] == -1 and held.logprobs[0] is None and held.tokens[1] not in (-1, *END)
+    assert held.errors == {0: "no token is left to draw; ask for a lower min_tokens or another logit_bias"}
+    assert sampler.sample(rows, range(2), [5] * 2).tokens[0] == END[1]
+
+
 @pytest.mark.parametrize("extra", [{"logit_bias": {V: 1.0}}, {"stop_token_ids": (V + 3,)}])
-def test_ids_outside_the_vocabulary_are_refused(extra: dict) -> None:
-    sampler = Sampler(V, (*END, V + 1))  # an end token that the model cannot produce does not matter
+def test_ids_outside_the_vocabulary_are_refused(backend: Backend, extra: dict) -> None:
+    sampler = Sampler(
+        backend, V, (*END, V + 1), 64
+    )  # an end token that the model cannot produce does not matter
     with pytest.raises(ValueError, match=f"{next(iter(extra))} names token {V}|names token {V + 3}"):
         sampler.add(0, Sampling(seed=1, **extra), 0, [1], 1)
     sampler.add(0, Sampling(seed=1, min_tokens=3), 0, [1], 1)
@@ -380,9 +409,9 @@ def test_ids_outside_the_vocabulary_are_refused(extra: dict) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e30])
-def test_extreme_temperatures_still_draw(temperature: float) -> None:
+def test_extreme_temperatures_still_draw(backend: Backend, temperature: float) -> None:
     row = logits(1)[0]
-    counts = drawn(row, Sampling(seed=1, temperature=temperature), [1], [], 400)
+    counts = drawn(backend, row, Sampling(seed=1, temperature=temperature), [1], [], 400)
     assert counts.sum() == 400
     assert (counts[int(row.argmax())] == 400) == (temperature < 1)
     assert (np.count_nonzero(counts) > 200) == (temperature > 1)
@@ -390,11 +419,13 @@ def test_extreme_temperatures_still_draw(temperature: float) -> None:
 
 @pytest.mark.parametrize("penalty", [1e-6, 1e-40, 1e-300])
 @pytest.mark.parametrize("wish", [{}, {"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.5}, {"temperature": 0.0}])
-def test_a_repetition_penalty_beyond_float32_still_draws(penalty: float, wish: dict[str, float]) -> None:
+def test_a_repetition_penalty_beyond_float32_still_draws(
+    backend: Backend, penalty: float, wish: dict[str, float]
+) -> None:
     """It may be asked for; a row that raised would take the whole step with it."""
     row = logits(1)[0]
     seen = int(row.argmax())
-    counts = drawn(row, Sampling(seed=1, repetition_penalty=penalty, **wish), [seen, 7], [7], 50)
+    counts = drawn(backend, row, Sampling(seed=1, repetition_penalty=penalty, **wish), [seen, 7], [7], 50)
     assert counts.sum() == 50
     assert counts[seen] > 0 and counts[[token for token in range(V) if token not in (seen, 7)]].sum() == 0
 
@@ -402,24 +433,30 @@ def test_a_repetition_penalty_beyond_float32_still_draws(penalty: float, wish: d
 def test_philox_known_answers() -> None:
     """The vectors that the authors' Random123 1.14 publishes for philox4x32-10."""
     ones = 0xFFFFFFFF
-    assert philox((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
-    assert philox((ones,) * 4, (ones,) * 2) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)
-    assert philox((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0)) == (
-        0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1,
-    )  # fmt: skip
+    counters = [(0,) * 4, (ones,) * 4, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)]
+    keys = [(0, 0), (ones, ones), (0xA4093822, 0x299F31D0)]
+    blocks = philox(np.array(counters, np.uint64).T, np.array(keys, np.uint64).T)
+    assert blocks.T.tolist() == [
+        [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8],
+        [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ]
 
 
 def test_uniforms_are_even_and_tell_all_arguments_apart() -> None:
-    base = uniform(1, 0, 0)
-    assert (
-        len({base, uniform(2, 0, 0), uniform(1, 1, 0), uniform(1, 0, 1), uniform(1 + (1 << 40), 0, 0)}) == 5
-    )
-    values = np.array([uniform(9, choice, position) for choice in range(20) for position in range(500)])
+    keys = np.array([(1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1), (1 + (1 << 40), 0, 0)], np.uint64).T
+    together = uniforms(*keys)
+    assert len(set(together.tolist())) == 5
+    assert [float(uniforms(*key)[0]) for key in np.split(keys, 5, axis=1)] == together.tolist()
+    choices, positions = np.divmod(np.arange(10000, dtype=np.uint64), np.uint64(500))
+    values = uniforms(np.full(10000, 9, np.uint64), choices, positions)
     assert values.min() >= 0
     assert values.max() < 1
     cells = np.histogram(values, bins=50, range=(0, 1))[0]
     assert ((cells - 200) ** 2 / 200).sum() < 85.4  # 49 degrees of freedom, 0.1 %
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
+    # Which words make a number, and of what: a change would change every seeded answer.
+    assert uniforms(*np.array([[(1 << 64) - 1], [3], [70000]], np.uint64)).tolist() == [0.8760250169196161]
 
 
 def test_the_last_uniform_stays_inside() -> None:

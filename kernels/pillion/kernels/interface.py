@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pillion.kernels.four_bit import Weight
@@ -69,6 +71,19 @@ class AttentionBatch:
     block_table: Tensor  # int32 [S, max_blocks]
     query_lens: Sequence[int]  # the same on the host, so that nothing waits for the device
     kv_lens: Sequence[int]
+
+
+WISH = np.dtype(
+    [
+        ("temperature", np.float64),  # 0: the likeliest token
+        ("top_p", np.float64),  # 1: all
+        ("min_p", np.float64),
+        ("uniform", np.float64),  # in [0, 1): where in the distribution to draw
+        ("top_k", np.int64),  # 0: all
+    ]
+)
+"""How a row's token is drawn: temperature first, then top-k, then top-p of what is left, then min-p relative
+to the likeliest; of the rest the distribution is inverted in order of id. Equal logits rank by id."""
 
 
 class Cache(Protocol):
@@ -176,4 +191,12 @@ class Backend(Protocol):
         self, blocks: Sequence[Block], heads: int, kv_heads: int, head_size: int, eps: float
     ) -> Fused | None:
         """The blocks as one call, with the bits of the operators one by one; None where there is none."""
+        ...
+
+    def draw(self, logits: Tensor, wishes: NDArray[np.void]) -> NDArray[np.int64]:
+        """A token for each row of logits float32 [R, V], which are left as they are, by its WISH [R].
+
+        A row's token depends on the row and its wish alone. It is -1 where the largest logit is not finite; a
+        NaN counts as the largest.
+        """
         ...

@@ -99,7 +99,7 @@ class Engine:
             raise ConfigError(str(error)) from None
         self._slots = Slots(max_num_seqs, pool.max_model_len, pool.num_blocks, block_size, spec.end_tokens)
         self._batch = Batch(max_step_tokens, max_num_seqs, self._slots.tables.shape[1], device)
-        self._sampler = Sampler(spec.vocab_size, spec.end_tokens)
+        self._sampler = Sampler(backend, spec.vocab_size, spec.end_tokens, max_num_seqs)
         self._costs = Costs.of(
             spec, shard, dtype.itemsize, self.model.matrix_bytes, self.model.head.weight_bytes
         )

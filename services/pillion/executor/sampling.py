@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from pillion.contracts import executor_pb2
 from pillion.contracts.entries import Sampling, TokenLogprob
-from pillion.executor import filters, penalties
-from pillion.executor.random import uniform
+from pillion.executor import penalties
+from pillion.executor.random import uniforms
+from pillion.kernels import filters
+from pillion.kernels.interface import WISH, Backend
 
 GREEDY_BELOW = 1e-5  # temperatures below it pick the likeliest token
+_SEED = (1 << 64) - 1  # what counts of a seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,63 +38,46 @@ class Draws:
 
 
 class _State:
-    """What a sequence's slot knows."""
+    """What a sequence's slot knows beside its wish."""
 
-    __slots__ = ("banned", "bias_ids", "bias_values", "changes", "choice", "greedy", "history", "sampling")
+    __slots__ = ("_banned", "_bias_ids", "_bias_values", "_changes", "history", "sampling")
 
     def __init__(
-        self,
-        sampling: Sampling,
-        choice: int,
-        tokens: NDArray[np.int32],
-        prompt_length: int,
-        end_tokens: Sequence[int],
+        self, sampling: Sampling, tokens: NDArray[np.int32], prompt_length: int, end_tokens: Sequence[int]
     ) -> None:
         self.sampling = sampling
-        self.choice = choice
-        self.greedy = sampling.temperature < GREEDY_BELOW
         self.history = penalties.History(tokens, prompt_length) if penalties.wanted(sampling) else None
-        self.bias_ids = np.fromiter(sampling.logit_bias.keys(), np.intp, len(sampling.logit_bias))
-        self.bias_values = np.fromiter(sampling.logit_bias.values(), np.float32, len(sampling.logit_bias))
-        self.banned = np.array(sorted({*end_tokens, *sampling.stop_token_ids}), np.intp)
-        self.changes = self.history is not None or self.bias_ids.size > 0
+        self._bias_ids = np.fromiter(sampling.logit_bias.keys(), np.intp, len(sampling.logit_bias))
+        self._bias_values = np.fromiter(sampling.logit_bias.values(), np.float32, len(sampling.logit_bias))
+        self._banned = np.array(sorted({*end_tokens, *sampling.stop_token_ids}), np.intp)
+        self._changes = self.history is not None or self._bias_ids.size > 0
 
-    def plain(self, position: int) -> bool:
-        """Whether the likeliest token of the unchanged row is all that is wanted."""
-        return (
-            self.greedy
-            and not self.changes
-            and self.sampling.logprobs is None
-            and position >= self.sampling.min_tokens
-        )
+    def changes(self, position: int) -> bool:
+        """Whether the row is drawn from other logits than the model's."""
+        return self._changes or position < self.sampling.min_tokens
 
-    def draw(self, raw: NDArray[np.float32], position: int) -> int:
-        """`raw` is float32 [V] and is left as it is."""
-        sampling = self.sampling
-        row = raw
-        held = position < sampling.min_tokens
-        if self.changes or held:
-            row = raw.copy()
-            if self.history is not None:
-                self.history.penalize(row, sampling)
-            row[self.bias_ids] += self.bias_values
-            if held:
-                row[self.banned] = -np.inf
-        if self.greedy:
-            return int(row.argmax())  # the lowest id of equal ones
-        ids, weights = filters.candidates(
-            row, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
-        )
-        return filters.draw(ids, weights, uniform(sampling.seed, self.choice, position))
+    def change(self, row: NDArray[np.float32], position: int) -> None:
+        """Changes `row` [V] in place."""
+        if self.history is not None:
+            self.history.penalize(row, self.sampling)
+        row[self._bias_ids] += self._bias_values
+        if position < self.sampling.min_tokens:
+            row[self._banned] = -np.inf
 
 
 class Sampler:
     """The sampling state of all slots; used by the compute thread alone."""
 
-    def __init__(self, vocab_size: int, end_tokens: Sequence[int]) -> None:
+    def __init__(
+        self, backend: Backend, vocab_size: int, end_tokens: Sequence[int], max_num_seqs: int
+    ) -> None:
+        """Slots are below `max_num_seqs`."""
+        self._backend = backend
         self._vocab_size = vocab_size
         self._end_tokens = tuple(token for token in end_tokens if token < vocab_size)
         self._states: dict[int, _State] = {}
+        self._wishes = np.zeros(max_num_seqs, WISH)
+        self._seeds = np.zeros((2, max_num_seqs), np.uint64)  # and choices
 
     def add(
         self,
@@ -116,9 +102,10 @@ class Sampler:
                     raise ValueError(
                         f"{name} names token {token}; the vocabulary ends at {self._vocab_size - 1}"
                     )
-        self._states[slot] = _State(
-            sampling, choice, np.asarray(tokens, np.int32), prompt_length, self._end_tokens
-        )
+        self._states[slot] = _State(sampling, np.asarray(tokens, np.int32), prompt_length, self._end_tokens)
+        temperature = 0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature
+        self._wishes[slot] = (temperature, sampling.top_p, sampling.min_p, 0.0, sampling.top_k)
+        self._seeds[:, slot] = sampling.seed & _SEED, choice
 
     def remove(self, slot: int) -> None:
         """Forgets the slot's sequence; a slot that holds none is left so."""
@@ -140,28 +127,40 @@ class Sampler:
         without a finite largest logit is an error of that row alone.
         """
         states = [self._states[slot] for slot in slots]
-        best = _argmax(logits)
-        tokens: list[int] = best.tolist()
-        logprobs: list[TokenLogprob | None] = [None] * len(states)
-        peaks = logits[torch.arange(len(states), device=logits.device), best].tolist()
+        wishes = self._wishes[slots]
+        if wishes["temperature"].any():
+            seeds, choices = self._seeds[:, slots]
+            wishes["uniform"] = uniforms(seeds, choices, np.array(positions, np.uint64))
+        changed = [row for row, state in enumerate(states) if state.changes(positions[row])]
+        first = wishes
+        if changed:
+            first = wishes.copy()
+            first["temperature"][changed] = 0.0  # of these it tells whether they are sound
+        tokens = self._backend.draw(logits, first)
         errors = {
-            row: f"the largest logit is {peak}; the model's weights or dtype do not suit this input"
-            for row, peak in enumerate(peaks)
-            if not np.isfinite(peak)
+            row: f"the largest logit is {float(logits[row].max())}; "
+            "the model's weights or dtype do not suit this input"
+            for row in np.flatnonzero(tokens < 0).tolist()
         }
-        special = [
-            row for row, state in enumerate(states) if row not in errors and not state.plain(positions[row])
+        if rows := [row for row in changed if row not in errors]:
+            copies = logits[rows].numpy(force=True)
+            for copy, row in zip(copies, rows, strict=True):
+                states[row].change(copy, positions[row])
+            tokens[rows] = self._backend.draw(torch.from_numpy(copies), wishes[rows])
+            for row in rows:
+                if tokens[row] < 0:
+                    errors[row] = "no token is left to draw; ask for a lower min_tokens or another logit_bias"
+        logprobs: list[TokenLogprob | None] = [None] * len(states)
+        told = [
+            (row, state.sampling.logprobs)
+            for row, state in enumerate(states)
+            if state.sampling.logprobs is not None and row not in errors
         ]
-        if special:
+        if told:
             host = logits.numpy(force=True)
-            for row in special:
-                state = states[row]
-                token = tokens[row] = state.draw(host[row], positions[row])
-                if state.sampling.logprobs is not None:
-                    logprobs[row] = logprob(host[row], token, state.sampling.logprobs)
-        for row in errors:
-            tokens[row] = -1
-        return Draws(tokens, logprobs, errors)
+            for row, alternatives in told:
+                logprobs[row] = logprob(host[row], int(tokens[row]), alternatives)
+        return Draws(tokens.tolist(), logprobs, errors)
 
 
 def logprob(row: NDArray[np.float32], token: int, k: int) -> TokenLogprob:
@@ -198,10 +197,3 @@ def from_wire(message: executor_pb2.Sampling) -> Sampling:
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
-
-
-def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Per row the lowest id of the largest logit, int64 [R]; a NaN counts as the largest."""
-    if logits.device.type == "cpu":
-        return torch.from_numpy(logits.numpy().argmax(axis=1))  # a third of the time of torch's own
-    return logits.argmax(dim=1)

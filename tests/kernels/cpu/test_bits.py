@@ -3,10 +3,11 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from pillion.kernels.interface import AttentionBatch, CacheShape
+from pillion.kernels.interface import WISH, AttentionBatch, CacheShape
 from tests.cpu_kernels import cpu_backend
 
 BF16 = torch.bfloat16
@@ -129,3 +130,43 @@ def test_threads_that_come_late_lose_and_double_no_work(backends):
         expected = [linear(x) for linear in linears]
         for turn in range(3000):
             assert torch.equal(linears[turn % 4](x), expected[turn % 4])
+
+
+def test_a_draw_is_the_same_in_every_batch(backends):
+    """To the last bit: each row draws on both sides of a border between tokens, one step of a float apart."""
+    rows = noise(40, 3001, seed=7) * torch.tensor([1.0, 2.0, 4.0, 8.0]).repeat(10)[:, None]
+    rows[::3] = rows[::3].round()  # many equal ones
+    wishes = np.empty(40, WISH)
+    for row, (temperature, top_k, top_p, min_p) in enumerate(
+        itertools.islice(itertools.product([0.6, 1.0, 2.0], [0, 30, 2000], [1.0, 0.9], [0, 0.01, 0.2]), 40)
+    ):
+        wishes[row] = (temperature, top_p, min_p, 0.0, top_k)
+
+    def draws(backend, uniforms, order=None):
+        asked = wishes.copy()
+        asked["uniform"] = uniforms
+        order = list(range(40)) if order is None else order
+        found = np.empty(40, np.int64)
+        found[order] = backend.draw(rows[order], asked[order])
+        return found
+
+    low, high = np.zeros(40), np.full(40, 1 - 2**-53)
+    first = draws(backends[0], low)
+    while (high - low).max() > 2**-53:
+        middle = np.where(high - low > 2**-53, np.floor((low + high) / 2 * 2**53) * 2**-53, low)
+        same = draws(backends[0], middle) == first
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    assert (draws(backends[0], high) != first).sum() >= 30  # some rows keep one token alone
+    drawn = random.Random(3)
+    junk = torch.full((1, 9000), 3.0e38)
+    for uniforms in (low, high):
+        whole = draws(backends[0], uniforms)
+        for backend in backends:
+            for _ in range(5):
+                order = drawn.sample(range(40), 40)
+                assert (draws(backend, uniforms, order) == whole).all()
+        asked = wishes.copy()
+        asked["uniform"] = uniforms
+        for row in range(40):
+            backends[0].draw(junk, asked[:1])  # what a row leaves in memory is nothing to the next
+            assert backends[0].draw(rows[row : row + 1], asked[row : row + 1]) == whole[row]

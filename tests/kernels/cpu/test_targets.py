@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from pillion.kernels.interface import WISH
 from tests.cpu_kernels import cpu_backend
 from tests.kernels.cpu.test_bits import BF16, attend, noise
 
@@ -38,3 +40,18 @@ def test_a_lesser_target_agrees(march, quantization):
         assert error < (1e-5 if mine.dtype == torch.float32 else 1e-2)
     whole = attend(other, q, k, v, [150], None)
     assert torch.equal(attend(other, q, k, v, [1, 16, 17, 64, 52], None), whole)
+
+
+@pytest.mark.parametrize("march", HERE)
+def test_a_lesser_target_draws_the_same(march):
+    ours, other = cpu_backend(), cpu_backend(march=march)
+    rows, numbers = 3 * noise(400, 1021, seed=4), np.random.default_rng(1)
+    wishes = np.zeros(400, WISH)
+    wishes["temperature"] = numbers.choice([0, 0.5, 1, 3], 400)
+    wishes["top_p"] = numbers.choice([1.0, 0.9], 400)
+    wishes["min_p"] = numbers.choice([0.0, 0.02], 400)
+    wishes["top_k"] = numbers.choice([0, 40, 300], 400)
+    wishes["uniform"] = numbers.random(400)
+    mine, theirs = ours.draw(rows, wishes), other.draw(rows, wishes)
+    assert len(set(mine.tolist())) > 200
+    assert (mine == theirs).all()

@@ -3,7 +3,9 @@
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pillion.kernels.cpu import native
@@ -12,7 +14,7 @@ from pillion.kernels.cpu.cache import GROUP, PagedCache
 from pillion.kernels.cpu.linear import GateUp, Head, PackedLinear, ScaledHead
 from pillion.kernels.cpu.pool import Pool
 from pillion.kernels.four_bit import Weight
-from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Fused, Linear
+from pillion.kernels.interface import WISH, AttentionBatch, Block, CacheShape, Capabilities, Fused, Linear
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -57,7 +59,7 @@ class CpuBackend:
         self._scaled = quantization != "none"
         self._library = native.library(march)
         self.target: str = self._library.pillion_target().decode()
-        self.build = f"cpu-2 {quantization} {self.target}"
+        self.build = f"cpu-3 {quantization} {self.target}"
         self._pool = Pool(self._library, torch.get_num_threads())
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
@@ -122,6 +124,17 @@ class CpuBackend:
             hidden=len(blocks[0].input_norm), heads=heads, kv_heads=kv_heads, head_size=head_size,
             mlp=blocks[0].gate_up.out_features, eps=eps, scale=head_size**-0.5,
         ))  # fmt: skip
+
+    def draw(self, logits: Tensor, wishes: NDArray[np.void]) -> NDArray[np.int64]:
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
+        wishes = np.ascontiguousarray(wishes, WISH)
+        tokens = np.empty(len(wishes), np.int64)
+        self._library.pillion_draw(
+            *(self._pool.pointer, logits.data_ptr(), logits.stride(0), logits.shape[1]),
+            *(wishes.ctypes.data, len(wishes), tokens.ctypes.data),
+        )
+        return tokens
 
 
 def _by_rows(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,7 @@
 #include "pack.hpp"
 #include "pool.hpp"
 #include "rows.hpp"
+#include "sample.hpp"
 
 using namespace pillion;
 
@@ -86,6 +87,13 @@ void pillion_attention(Pool* pool, const Cache* cache, const Batch* batch, int64
                        uint16_t* out) {
   write_kv(*pool, *cache, *batch, k, k_row, v, v_row);
   attend(*pool, *cache, *batch, heads, window, q, q_row, scale, out);
+}
+
+// `tokens` [rows] of `logits`, a row of `size` every `stride`.
+void pillion_draw(Pool* pool, const float* logits, int64_t stride, int64_t size, const Wish* wishes, int64_t rows,
+                  int64_t* tokens) {
+  pool->run_if(rows > 1 && rows * size > kAlone, rows,
+               [=](int64_t row) { tokens[row] = draw(logits + row * stride, size, wishes[row]); });
 }
 
 int64_t pillion_scratch(const Sizes* sizes) { return sizes->scratch(); }

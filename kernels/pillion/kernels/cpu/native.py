@@ -116,6 +116,7 @@ _SIGNATURES = {
             *(_FLOAT, _POINTER),
         ),
     ),
+    "pillion_draw": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER)),
     "pillion_scratch": (_LONG, (_POINTER,)),
     "pillion_blocks": (
         None,

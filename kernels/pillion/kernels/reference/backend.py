@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from pillion.kernels import filters
 from pillion.kernels.four_bit import Weight
 from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Linear
 
@@ -61,7 +64,7 @@ class ReferenceStep:
 
 class ReferenceBackend:
     name = "reference"
-    build = "reference-1"
+    build = "reference-2"
     capabilities = Capabilities(
         devices=("cpu", "cuda"),
         dtypes=(torch.float32, torch.bfloat16, torch.float16),
@@ -136,3 +139,6 @@ class ReferenceBackend:
 
     def fuse(self, blocks: Sequence[Block], heads: int, kv_heads: int, head_size: int, eps: float) -> None:
         return None
+
+    def draw(self, logits: Tensor, wishes: NDArray[np.void]) -> NDArray[np.int64]:
+        return filters.draws(logits, wishes)

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from pillion.kernels import filters
 from pillion.kernels.four_bit import Weight
 from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabilities, Linear
 from pillion.kernels.torch.attention import SPAN, TILE, Attention, Scratch
@@ -17,7 +20,7 @@ _LANES = 16  # block sizes are multiples of it, so that whole vectors of a softm
 
 class TorchBackend:
     name = "torch"
-    build = "torch-1"
+    build = "torch-2"
     capabilities = Capabilities(
         devices=("cpu", "cuda"),
         dtypes=(torch.bfloat16, torch.float32, torch.float16),
@@ -85,6 +88,9 @@ class TorchBackend:
 
     def fuse(self, blocks: Sequence[Block], heads: int, kv_heads: int, head_size: int, eps: float) -> None:
         return None
+
+    def draw(self, logits: Tensor, wishes: NDArray[np.void]) -> NDArray[np.int64]:
+        return filters.draws(logits, wishes)
 
 
 def row_multiple(head_size: int, span: int, device: torch.device) -> int:

@@ -148,7 +148,11 @@ def test_what_weighs_nothing_is_never_drawn(
 
 
 def test_the_last_uniform_stays_inside(backend: Backend) -> None:
-    """Also where its product with the total is rounded to the total."""
+    """Also where sums in another order differ in their last bit."""
+    rows = 12 * np.random.default_rng(6).standard_normal((200, 1000)).astype(np.float32)
+    rows[:, 990:] = -np.inf
+    found = backend.draw(torch.from_numpy(rows), wish(uniform=LAST).repeat(200))
+    assert np.isfinite(rows[np.arange(200), found]).all() and found.max() > 900
     for size in (1, 3, 1000, 1025, 4000):
         row = np.full(size + 1, -2.3, np.float32)
         row[-1] = -np.inf

@@ -75,7 +75,7 @@ class AttentionBatch:
 
 WISH = np.dtype(
     [
-        ("temperature", np.float64),  # 0: the likeliest token
+        ("temperature", np.float64),  # 1e-5 to 1e38; 0: the likeliest token
         ("top_p", np.float64),  # 1: all
         ("min_p", np.float64),
         ("uniform", np.float64),  # in [0, 1): where in the distribution to draw

@@ -87,7 +87,7 @@ class Weights {
   Weights(float peak, double temperature)
       : peak_(peak),
         temperature_(temperature),
-        scale_(static_cast<float>(std::clamp<double>(M_LOG2E / temperature, FLT_MIN, FLT_MAX))) {}
+        scale_(static_cast<float>(M_LOG2E / temperature)) {}
 
   vfloat operator()(vfloat x) const { return exp2((x - peak_) * scale_); }
 
@@ -189,8 +189,8 @@ class Candidates {
     x_ = x, ids_ = ids, size_ = kept;
   }
 
-  // The id at which the running sum of weights passes `uniform` times their total; never one that weighs nothing,
-  // though that product be rounded to the total.
+  // The id at which the running sum of weights passes `uniform` times their total. That is less than the total, but a
+  // run's weights one by one may give a last bit less than its sum: then the run's last that weighs anything.
   int64_t draw(double uniform, const Weights& weights) const {
     auto& sums = memory_.sums;
     sums.clear();
@@ -200,19 +200,19 @@ class Candidates {
       total += sums.back();
     }
     const double target = uniform * total;
-    double passed = 0, before = 0;
+    double passed = 0;
     int64_t first = 0;
-    for (size_t run = 0; run < sums.size() && passed <= target; ++run) {
-      if (sums[run] > 0) before = passed, first = static_cast<int64_t>(run) * kRun;
-      passed += sums[run];
+    for (const double sum : sums) {
+      if (passed + sum > target) break;
+      passed += sum, first += kRun;
     }
     alignas(64) float run[kRun];
     const int64_t length = std::min(kRun, size_ - first);
     each(x_ + first, length, [&](vfloat v, int64_t at) { store(run + at, weights(v)); });
     int64_t found = first;
-    for (int64_t i = 0; i < length && before <= target; ++i) {
+    for (int64_t i = 0; i < length && passed <= target; ++i) {
       if (run[i] > 0) found = first + i;
-      before += run[i];
+      passed += run[i];
     }
     return ids_ ? ids_[found] : found;
   }

@@ -29,6 +29,7 @@ MAKE: dict[str, Callable[[], Backend]] = {
 }
 EACH = [
     *("qkv", "attention output", "down", "gate and up", "head", "rms norm", "rope"),
+    *("draw, the likeliest", "draw, temperature 1", "draw, temperature 0.7, top-p 0.9", "draw, top-k 40"),
     *("attention, decodes at 20", "attention, chunk at 20"),
 ]
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pillion.kernels.interface import AttentionBatch, Backend, Block, CacheShape
+from pillion.kernels.interface import WISH, AttentionBatch, Backend, Block, CacheShape
 from pillion.kernels.select import select
 
 COLD = 256 << 20  # bytes of copies
@@ -174,6 +175,26 @@ def _rope(bench: Bench) -> Prepared:
     yield "rope", at
 
 
+def _draw(bench: Bench) -> Prepared:
+    """Read once at least, with one comparison a logit."""
+    wishes = {
+        "the likeliest": (0.0, 1.0, 0.0, 0.5, 0),
+        "temperature 1": (1.0, 1.0, 0.0, 0.5, 0),
+        "temperature 0.7, top-p 0.9": (0.7, 0.9, 0.0, 0.5, 0),
+        "top-k 40": (1.0, 1.0, 0.0, 0.5, 40),
+    }
+
+    def at(rows: int, wish: tuple[float, ...]) -> Run | None:
+        if rows > DECODES:
+            return None
+        logits = 4 * _noise(rows, bench.sizes.vocabulary, dtype=torch.float32)  # about as sure as a model is
+        asked = np.array([wish] * rows, WISH)
+        return Run(logits.numel(), logits.nbytes, lambda: bench.backend.draw(logits, asked))
+
+    for name, wish in wishes.items():
+        yield f"draw, {name}", partial(at, wish=wish)
+
+
 def _attention(bench: Bench) -> Prepared:
     def at(rows: int, context: int, *, chunk: bool) -> Run | None:
         sequences = (_chunk if chunk else _decodes)(rows, context)
@@ -229,7 +250,7 @@ def _blocks(bench: Bench) -> Prepared:
         yield f"all blocks, chunk at {context}", partial(at, context=context, chunk=True)
 
 
-OPERATORS: tuple[Callable[[Bench], Prepared], ...] = (_linears, _norm, _rope, _attention, _blocks)
+OPERATORS: tuple[Callable[[Bench], Prepared], ...] = (_linears, _norm, _rope, _draw, _attention, _blocks)
 
 
 # --- what they are made of -------------------------------------------------------------------------

@@ -41,7 +41,10 @@ inline void multiply_head(const uint16_t* x, const uint16_t* const* weight, int6
   vfloat sums[R][kHeadOutputs] = {};
   for (int64_t at = 0; at < inputs; at += 2 * kLanes) {
     vpair part[kHeadOutputs];
-    for (int o = 0; o < kHeadOutputs; ++o) part[o] = load_pairs(weight[o] + at);
+    for (int o = 0; o < kHeadOutputs; ++o) {
+      part[o] = load_pairs(weight[o] + at);
+      __builtin_prefetch(weight[o] + at + 2 * kHeadOutputs * inputs);  // the streams are short, and four at once
+    }
     for (int r = 0; r < R; ++r) {
       const vpair a = load_pairs(x + 2 * r * inputs + at), rest = load_pairs(x + (2 * r + 1) * inputs + at);
       for (int o = 0; o < kHeadOutputs; ++o) sums[r][o] = dot(dot(sums[r][o], rest, part[o]), a, part[o]);

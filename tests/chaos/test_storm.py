@@ -64,12 +64,8 @@ async def test_a_rolling_restart_and_a_storm_lose_and_double_no_token(
     assert total["tokens_compared"] > 1000 and (total["lost_tokens"], total["doubled_tokens"]) == (0, 0)
     assert "model load" in raw["by_kind"]["term executor"]["phases_mean"], said
     assert "lease wait" in raw["by_kind"]["kill scheduler"]["phases_mean"], said
-    handed_on = "what had not ended within 0.1 s is handed on"
-    told = {
-        "gateway": (handed_on, "submitted again, where"),
-        "executor": (handed_on,),
-        "scheduler": ("put back ",),
-    }
+    # Whether anything still runs when a grace period ends is luck here; test_drain and others hold it.
+    told = {"gateway": ("submitted again, where",), "scheduler": ("put back ",)}
     for role, texts in told.items():
         lines = "\n".join(line.text for line in stack.said if line.role == role)
         missing = [text for text in texts if text not in lines]

@@ -21,10 +21,10 @@ STREAM = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
 
 
 @pytest.fixture
-async def served(processes: Any, valkey: Any, driver_of: Any) -> Any:
-    """A process that is ready, with its driver."""
+async def served(request: pytest.FixtureRequest, processes: Any, valkey: Any, driver_of: Any) -> Any:
+    """A process that is ready, with its driver. The parameter is its grace period."""
     port = free_port()
-    running = processes(port=port, drain_timeout=20)
+    running = processes(port=port, drain_timeout=getattr(request, "param", 20))
     process = running.start("gateway")
     driver = driver_of(valkey.url, "default")
     async with aiohttp.ClientSession() as session:
@@ -85,6 +85,20 @@ async def test_s33_a_second_signal_forces_and_the_rest_is_cancelled(served: Any)
     assert (cancel.request, cancel.choice, cancel.park) == (request.id, None, True)
     assert cancel.reason == "gateway_ends"
     assert "the gateway ends; it goes on where its client comes back" in running.log("gateway")
+
+
+@pytest.mark.parametrize("served", [0.3], indirect=True)
+async def test_what_outlives_the_grace_period_is_handed_on(served: Any) -> None:
+    process, driver, session, url, running = served
+    async with session.post(url + "/v1/chat/completions", json=STREAM):
+        request = await driver.request()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 30) == 0, running.log("gateway")
+    cancel = await driver.cancel()
+    assert (cancel.request, cancel.choice, cancel.park) == (request.id, None, True)
+    log = running.log("gateway")
+    assert "1 running request left, to go on where the client comes back" in log
+    assert "what had not ended within 0.3 s is handed on" in log
 
 
 async def test_s6_a_killed_gateways_lease_ends(served: Any) -> None:

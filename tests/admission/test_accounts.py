@@ -58,6 +58,7 @@ async def test_each_limit_is_a_429_that_names_it_and_says_when(neighbours: Any, 
     (alice,) = await told(neighbours)
     assert (alice.status, alice.code, alice.type) == (429, "tenant_rpm", "rate_limit_error")
     assert "2 requests a minute" in alice.message
+    assert [(rate.kind, rate.limit, rate.left) for rate in alice.rates] == [("requests", 2, 0)]
     assert alice.retry_after is not None and 25 <= alice.retry_after <= 30
     # 60 + 5 of 100: the next such has to wait for 30 more, at 100 a minute.
     for start in (0, 100):

@@ -17,7 +17,7 @@ from hypothesis.stateful import (
 from pillion.admission.line import Waiting, prompt_tokens
 from pillion.admission.tenants import GRACE, GUESS, KNOWN, SWEEP, Tenants
 from pillion.config import TenantLimits
-from pillion.contracts.entries import Spent
+from pillion.contracts.entries import Rate, Spent
 from tests.admission.conftest import make_request
 
 NOW = 1_800_000_000.0
@@ -54,6 +54,16 @@ class TestLimits:
         let_in(tenants, NOW + 20.001)
         assert tenants.short(waiting(tenants), NOW + 20.001) is not None
         assert tenants.short(waiting(tenants, tenant="b"), NOW) is None  # has buckets of its own
+
+    def test_how_a_tenant_stands_with_its_limits(self):
+        tenants = make(rpm=3, tpm=100)
+        let_in(tenants, prompt=60, max_tokens=20)
+        assert tenants.rates("a", NOW) == (
+            Rate("requests", 3, 2, pytest.approx(20)),
+            Rate("tokens", 100, 20, pytest.approx(48)),
+        )
+        assert tenants.rates("a", NOW + 30) == (Rate("requests", 3, 3, 0), Rate("tokens", 100, 70, 18))
+        assert make(concurrency=3).rates("a", NOW) == ()
 
     def test_tokens_are_prompt_and_expected_output(self):
         tenants = make(tpm=100)

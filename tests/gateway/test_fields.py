@@ -43,6 +43,8 @@ ACTED: dict[str, tuple[list[Any], list[Any]]] = {
     "chat_template_kwargs": ([{"a": 1}], [1, "a", [], True]),
     "add_special_tokens": ([True, False], NOT_BOOL),
     "return_token_strs": ([True, False], NOT_BOOL),
+    "truncate_prompt_tokens": ([-1, 1, 9000], [*NOT_INT, 0, -2]),
+    "truncation_side": (["left", "right"], [1, True, [], {}, "", "middle"]),
     "max_tokens": ([1, 2000], [*NOT_INT, 0, -1]),
     "max_completion_tokens": ([1, 2000], [*NOT_INT, 0, -1]),
     "min_tokens": ([0, 5], [*NOT_INT, -1]),
@@ -255,6 +257,19 @@ def test_unknown_keys_in_messages_are_ignored_and_counted() -> None:
     prompt: Any = forms.chat({"messages": [{"role": "user", "content": "x", "id": "1"}, message]}).prompt
     assert prompt.ignored_keys == 4
     assert prompt.messages == ({"role": "user", "content": "x"}, {"role": "assistant", "content": ""})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    echoed = call | {"index": 0, "function": call["function"] | {"strict": True, "parsed": None}}
+    part = {"type": "text", "text": "x", "annotations": [], "cache_control": {}}
+    prompt = forms.chat(
+        {
+            "messages": [
+                {"role": "user", "content": [part]},
+                {"role": "assistant", "tool_calls": [echoed]},
+            ]
+        }
+    ).prompt
+    assert prompt.ignored_keys == 5
+    assert prompt.messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 @pytest.mark.parametrize(

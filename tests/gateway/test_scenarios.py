@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from pillion.contracts.entries import Refusal, TokenLogprob, Tokens
+from pillion.contracts.entries import Rate, Refusal, TokenLogprob, Tokens
 from tests.gateway.reader import durations
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
@@ -191,10 +191,19 @@ async def test_refusals_map_to_http(start: Any, stream: bool) -> None:
     stack = await start()
     answer = stack.post(PATH, CHAT | {"stream": stream})
     request = await stack.driver.request()
-    refusal = Refusal(request.id, 429, "full", "rate_limit_error", code="queue_full", retry_after=2.4)
+    rates = (Rate("requests", 60, 3, 57.2), Rate("tokens", 1000, 0, 9.0))
+    refusal = Refusal(
+        request.id, 429, "full", "rate_limit_error", code="queue_full", retry_after=2.4, rates=rates
+    )
     await stack.driver.publish(request.gateway, refusals=(refusal,))
     status, body, headers = await answer
     assert (status, headers["Retry-After"], headers["x-request-id"]) == (429, "3", request.id)
+    told = {name: value for name, value in headers.items() if name.startswith("x-ratelimit-")}
+    assert told == {
+        "x-ratelimit-limit-requests": "60", "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-requests": "3", "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-requests": "58s", "x-ratelimit-reset-tokens": "9s",
+    }  # fmt: skip
     assert body["error"] == {
         "message": "full",
         "type": "rate_limit_error",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from pillion.admission.tenants import Short
-from pillion.contracts.entries import Facts, Refusal, Request
+from pillion.contracts.entries import Facts, Rate, Refusal, Request
 from pillion.words import counted
 
 
@@ -77,11 +77,11 @@ _TOLD = {
 }
 
 
-def over_limit(request: Request, short: Short) -> Refusal:
+def over_limit(request: Request, short: Short, rates: tuple[Rate, ...]) -> Refusal:
     seconds = _seconds(short.retry_after)
     message = f"the limit is {short.most} {_TOLD[short.limit]}; this fits in {seconds:.0f} s"
     code = f"tenant_{short.limit}"
-    return Refusal(request.id, 429, message, "rate_limit_error", code=code, retry_after=seconds)
+    return Refusal(request.id, 429, message, "rate_limit_error", code=code, retry_after=seconds, rates=rates)
 
 
 def ttft_missed(request: Request, ttft: float, target: float, excess: float) -> Refusal:

@@ -271,7 +271,7 @@ class Policy:
         again = request.resumed or request.life > 0 or self.replicas.ran(request.id)
         short = None if again else self.tenants.short(waiting, now)
         if short is not None:
-            told = limits.over_limit(request, short)
+            told = limits.over_limit(request, short, self.tenants.rates(request.tenant, now))
             return Refuse(waiting, told, told.code or "")
         seen = forecast(self.line.ahead(waiting), _first_suffix(waiting), self.replicas.servers(request, now))
         refusal = None if again or seen is None else self._too_late(waiting, seen, now)

@@ -13,7 +13,7 @@ import msgspec
 from pillion.admission.fair import Shares
 from pillion.admission.line import Waiting, entry_id
 from pillion.config import TenantLimits
-from pillion.contracts.entries import Request, Spent
+from pillion.contracts.entries import Rate, Request, Spent
 
 GUESS = 128.0  # output tokens of a choice before any has ended
 FADE = 0.1  # weight of the latest in a mean
@@ -110,6 +110,16 @@ class Tenants:
                 oldest = min(one.since for one in mine)
                 return Short("concurrency", limits.concurrency, max(oldest + account.seconds - now, 1.0))
         return None
+
+    def rates(self, tenant: str, now: float) -> tuple[Rate, ...]:
+        """How the tenant stands with those of its limits that fill with time."""
+        limits, account = self.limits(tenant), self._filled(tenant, now)
+        levels = (("requests", limits.rpm, account.requests), ("tokens", limits.tpm, account.tokens))
+        return tuple(
+            Rate(kind, limit, max(0, int(level)), (limit - level) * 60 / limit)
+            for kind, limit, level in levels
+            if limit is not None
+        )
 
     def reserve(self, waiting: Waiting, now: float, predicted: float | None) -> None:
         request = waiting.request

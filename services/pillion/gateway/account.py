@@ -26,6 +26,7 @@ METRICS = (
     names.REQUESTS_RUNNING,
     names.INBOXES,
     names.SLO_REQUESTS,
+    names.IGNORED_FIELDS,
     names.IGNORED_KEYS,
     names.RESUMED,
 )

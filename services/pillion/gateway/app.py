@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from pillion import clock, ids
 from pillion.gateway import openapi
+from pillion.gateway.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Form
 from pillion.gateway.generate import generate
 from pillion.gateway.heads import Once, Standing
 from pillion.gateway.protocol import body, forms
@@ -47,8 +47,8 @@ class App:
     def __init__(self, state: State) -> None:
         self.state = state
         self._routes: Mapping[str, Mapping[str, Handler]] = {
-            "/v1/chat/completions": {"POST": self._generation(forms.chat)},
-            "/v1/completions": {"POST": self._generation(forms.completion)},
+            "/v1/chat/completions": {"POST": self._generation(CHAT, forms.chat)},
+            "/v1/completions": {"POST": self._generation(COMPLETION, forms.completion)},
             "/v1/models": {"GET": self._models},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
@@ -149,17 +149,19 @@ class App:
         except (RequestPayloadError, HttpProcessingError) as error:
             raise ApiError(400, f"The body cannot be read: {error}.", code="invalid_body") from None
 
-    async def _body(self, http: web.Request) -> dict[str, Any]:
-        return await self._parsed(await self._raw(http))
+    async def _body(self, http: web.Request, form: Form) -> dict[str, Any]:
+        return await self._parsed(await self._raw(http), form)
 
-    async def _parsed(self, raw: bytes) -> dict[str, Any]:
+    async def _parsed(self, raw: bytes, form: Form) -> dict[str, Any]:
         if len(raw) < PARSE_ASIDE:
-            return body.parse(raw)
-        return await self.state.texter(lambda: body.parse(raw))
+            parsed = body.parse(raw)
+        else:
+            parsed = await self.state.texter(lambda: body.parse(raw))
+        return self.state.unknown.sift(parsed, form)
 
     # --- generation --------------------------------------------------------------------------------
 
-    def _generation(self, parse: Callable[[dict[str, Any]], Generation]) -> Handler:
+    def _generation(self, form: Form, parse: Callable[[dict[str, Any]], Generation]) -> Handler:
         async def handler(http: web.Request) -> web.StreamResponse:
             key = idempotency_key(http)
             with self._serving(http, http[PATH]) as sender:
@@ -170,7 +172,7 @@ class App:
                     standing, once = await sent_before(self.state, sender.tenant, once)
                     if standing is not None:
                         return await self._go_on(http, sender, standing)
-                return await generate(self.state, http, sender, parse(await self._parsed(raw)), once)
+                return await generate(self.state, http, sender, parse(await self._parsed(raw, form)), once)
 
         return handler
 
@@ -252,7 +254,7 @@ class App:
         raise ApiError(404, "This model does not exist here.", param="model", code="model_not_found")
 
     async def _tokenize(self, http: web.Request) -> web.Response:
-        asked = forms.tokenize(await self._body(http))
+        asked = forms.tokenize(await self._body(http, TOKENIZE))
         model = self.state.served(asked.model)
         (tokens,) = await self.state.texter(lambda: model.encode(asked.prompt))
         facts = self.state.facts(model)
@@ -266,7 +268,7 @@ class App:
         )
 
     async def _detokenize(self, http: web.Request) -> web.Response:
-        asked = forms.detokenize(await self._body(http))
+        asked = forms.detokenize(await self._body(http, DETOKENIZE))
         model = self.state.served(asked.model)
         facts = self.state.facts(model)
         size = facts.vocab_size if facts else model.tokenizer.vocab_size
@@ -316,12 +318,7 @@ def _json(answer: Any, status: int = 200, headers: Mapping[str, str] | None = No
 
 def error_response(error: ApiError) -> web.Response:
     """The error as an answer, in OpenAI's shape."""
-    headers = {}
-    if error.retry_after is not None:
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    response = _json(error.body(), error.status, headers)
+    response = _json(error.body(), error.status, error.headers())
     if error.status == 408:
         response.force_close()
     return response

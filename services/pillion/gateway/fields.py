@@ -122,6 +122,8 @@ FIELDS: tuple[Field, ...] = (
     acted("chat_template_kwargs", (CHAT, TOKENIZE), values.mapping_without(TEMPLATE_OWN, _template)),
     acted("add_special_tokens", (CHAT, COMPLETION, TOKENIZE), _boolean),
     acted("return_token_strs", (TOKENIZE,), _boolean, False),
+    acted("truncate_prompt_tokens", GENERATE, _integer(-1, values.INT32)),
+    acted("truncation_side", GENERATE, values.one_of(("left", "right")), "left"),
     # How much, and where it ends
     acted("max_tokens", GENERATE, _integer(1, values.INT32)),
     acted("max_completion_tokens", GENERATE, _integer(1, values.INT32)),
@@ -198,8 +200,6 @@ FIELDS: tuple[Field, ...] = (
     refused("logprob_token_ids", GENERATE, _scoring, unless=([],)),
     refused("chat_template", (CHAT, TOKENIZE), "templates come from the server; see chat_template_kwargs"),
     refused("documents", (CHAT,), "documents are not supported; put them into a message", unless=([],)),
-    refused("truncate_prompt_tokens", GENERATE, "prompts are never cut; shorten it"),
-    refused("truncation_side", GENERATE, "prompts are never cut"),
     refused("allowed_token_ids", GENERATE, "use logit_bias"),
     refused("bad_words", GENERATE, "use logit_bias", unless=([],)),
     refused("logits_processors", GENERATE, "code does not travel in requests", unless=([],)),
@@ -230,13 +230,12 @@ STREAM_OPTIONS: Mapping[str, Field] = {
 
 def read(body: Mapping[str, Any], table: Mapping[str, Field], prefix: str = "") -> dict[str, Any]:
     """The value to use for each field that is acted on. Raises ApiError (400) that names the field."""
-    for name in body:
-        if name not in table:
-            raise bad(
-                prefix + name[:MAX_LABEL],
-                f"Unknown parameter: {shown(prefix + name)}.{_nearest(name, table)}",
-                "unknown_parameter",
-            )
+    for name in unknown(body, table):
+        raise bad(
+            prefix + name[:MAX_LABEL],
+            f"Unknown parameter: {shown(prefix + name)}.{_nearest(name, table)}",
+            "unknown_parameter",
+        )
     result: dict[str, Any] = {}
     for name, field in table.items():
         value = body.get(name)
@@ -251,6 +250,11 @@ def read(body: Mapping[str, Any], table: Mapping[str, Field], prefix: str = "") 
         elif field.harmless is None or not field.harmless(value):
             raise bad(path, f"{path} is refused: {field.why}.", "unsupported_parameter")
     return result
+
+
+def unknown(body: Mapping[str, Any], table: Mapping[str, Field]) -> list[str]:
+    """The fields that are not in the table."""
+    return [name for name in body if name not in table]
 
 
 def shown(name: str) -> str:

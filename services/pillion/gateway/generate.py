@@ -7,8 +7,8 @@ from aiohttp import web
 from pillion import clock, ids
 from pillion.gateway.call import Call, running
 from pillion.gateway.heads import Once, StreamHead
-from pillion.gateway.protocol.entry import Envelope, Limits, entry
-from pillion.gateway.protocol.request import Generation, Messages
+from pillion.gateway.protocol.entry import Envelope, cut, entry
+from pillion.gateway.protocol.request import Generation, Messages, Texts
 from pillion.gateway.reply import reply
 from pillion.gateway.state import Sender, State
 from pillion.telemetry import names, tracing
@@ -23,11 +23,13 @@ async def generate(
     facts = state.ready(model)
     if isinstance(asked.prompt, Messages) and asked.prompt.ignored_keys:
         state.accounts.metrics[names.IGNORED_KEYS].inc(asked.prompt.ignored_keys)
-    prompts = await state.texter(partial(model.encode, asked.prompt, facts.max_model_len))
-    echoed = await state.texter(lambda: model.texts(asked.prompt)) if asked.output.echo else ()
+    bound = facts.max_model_len if asked.keep is None else None  # what is cut may be longer
+    encoded = await state.texter(partial(model.encode, asked.prompt, bound))
+    prompts = cut(asked, encoded, state.limits(facts))
+    echoes = asked.prompt if prompts == encoded else Texts(ids=prompts)
+    echoed = await state.texter(lambda: model.texts(echoes)) if asked.output.echo else ()
     # Asked again: nothing waits from here to where the request counts as live, so no drain overlooks it.
     facts = state.ready(model)
-    limits = Limits(facts.max_model_len, facts.vocab_size, state.config.gateway.max_choices)
     label = asked.label or sender.label
     named = state.named(label, sender.tenant)
     with named, state.accounts.span(asked.output.form, model.name, sender.span) as span:
@@ -41,7 +43,7 @@ async def generate(
             tenant=sender.tenant,
             traceparent=tracing.traceparent(span),
         )
-        request = entry(asked, prompts, limits, model.defaults, envelope)
+        request = entry(asked, prompts, state.limits(facts), model.defaults, envelope)
         head = StreamHead(
             request=request,
             created=int(arrival),

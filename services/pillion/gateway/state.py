@@ -19,8 +19,10 @@ from pillion.gateway.health import Replicas, Verdict
 from pillion.gateway.hosts import Hosts
 from pillion.gateway.model import Model, Texter
 from pillion.gateway.outbox import Outbox
+from pillion.gateway.protocol.entry import Limits
 from pillion.gateway.protocol.errors import ApiError, unavailable
 from pillion.gateway.streams import Streams
+from pillion.gateway.unknown import Unknown
 from pillion.telemetry import Metrics, names, tracing
 from pillion.version import VERSION
 
@@ -71,6 +73,7 @@ class State:
             config.scheduler.slo_tbt or DEFAULT_SLO_TBT,
             config.admission.slo_ttft,
         )
+        self.unknown = Unknown(config.gateway.unknown_fields, self.metrics[names.IGNORED_FIELDS].inc)
         self.model: Model | None = None
         self.draining = False
         self.calls: dict[str, Call] = {}
@@ -99,6 +102,9 @@ class State:
 
     def facts(self, model: Model) -> Facts | None:
         return self.replicas.models().get(model.name)
+
+    def limits(self, facts: Facts) -> Limits:
+        return Limits(facts.max_model_len, facts.vocab_size, self.config.gateway.max_choices)
 
     def ready(self, model: Model) -> Facts:
         """The model's facts. Raises ApiError (503) while nothing can run it."""

@@ -124,6 +124,14 @@ class Gateway(Section, frozen=True):
         float, Meta(description="seconds that a connection may stay open without a request", gt=0)
     ] = 75.0
     max_body_bytes: Annotated[Positive, Meta(description="largest request body, bytes")] = 8 << 20
+    unknown_fields: Annotated[
+        str,
+        Meta(
+            description="`reject` a body with a field that is not known, naming the nearest that is; or "
+            "`warn`: ignore the field, count it, and log its name once",
+            pattern="^(reject|warn)$",
+        ),
+    ] = "reject"
     max_choices: Annotated[
         Positive, Meta(description="most sequences a request may ask for (prompts x n)")
     ] = 128

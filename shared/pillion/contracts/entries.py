@@ -119,6 +119,15 @@ class Tokens(Struct, frozen=True, array_like=True):
     error: str | None = None
 
 
+class Rate(Struct, frozen=True, array_like=True):
+    """How a tenant stands with one of its limits."""
+
+    kind: str  # "requests" or "tokens", a minute
+    limit: Count
+    left: Count
+    reset: Amount  # seconds until all of it is left again
+
+
 class Refusal(Struct, frozen=True):
     """A request that will not run. `status` and the rest are what the client is told."""
 
@@ -130,6 +139,7 @@ class Refusal(Struct, frozen=True):
     code: str | None = None
     retry_after: float | None = None  # seconds
     life: int | None = None  # the only one of the request's that it is for
+    rates: tuple[Rate, ...] = ()  # where it is over a limit
 
 
 class StepOutput(Struct, frozen=True):

@@ -86,7 +86,16 @@ RESUMED = Metric(
     ("stood",),
 )  # fmt: skip
 IGNORED_KEYS = Metric(
-    "pillion_ignored_keys_total", "counter", "user", "Unknown keys inside messages that were ignored."
+    "pillion_ignored_keys_total",
+    "counter",
+    "user",
+    "Unknown keys inside messages, their content parts and tool calls that were ignored.",
+)
+IGNORED_FIELDS = Metric(
+    "pillion_ignored_fields_total",
+    "counter",
+    "user",
+    "Unknown top-level fields that were ignored, with --unknown-fields warn.",
 )
 
 QUEUE_REQUESTS = Metric(

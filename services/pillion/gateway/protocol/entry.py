@@ -69,6 +69,27 @@ def entry(
     )
 
 
+def cut(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits) -> tuple[tuple[int, ...], ...]:
+    """The prompts, each with no more tokens than the request wants of it. Raises ApiError (400)."""
+    keep, room = asked.keep, limits.max_model_len - _wanted(asked)
+    if keep is None or room < 1:
+        return tuple(map(tuple, prompts))
+    most = room if keep.tokens == -1 else keep.tokens
+    if most > room:
+        raise bad(
+            "truncate_prompt_tokens",
+            f"truncate_prompt_tokens must be at most {room}: this server takes at most "
+            f"{limits.max_model_len} tokens, and {_wanted(asked)} are for the output.",
+            "context_length_exceeded",
+        )
+    return tuple(tuple(prompt[-most:] if keep.last else prompt[:most]) for prompt in prompts)
+
+
+def _wanted(asked: Generation) -> int:
+    """Output tokens that there must be room for."""
+    return asked.max_tokens or max(1, asked.wishes.min_tokens)
+
+
 def _choices(asked: Generation, prompts: int, limits: Limits) -> None:
     if prompts * asked.output.n > limits.max_choices:
         param = "n" if asked.output.n > limits.max_choices or prompts == 1 else "prompt"
@@ -101,14 +122,16 @@ def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits
     for prompt in prompts:
         if not prompt:
             raise bad(form, f"{form} gives no tokens.", "empty_string")
-        wanted = asked.max_tokens or max(1, asked.wishes.min_tokens)
+        wanted = _wanted(asked)
         if len(prompt) + wanted <= limits.max_model_len:
             continue
         limit = f"This server takes at most {limits.max_model_len} tokens, prompt and output together"
         if len(prompt) >= limits.max_model_len:
+            asks = f", max_tokens asks for {asked.max_tokens} more" if asked.max_tokens else ""
             raise bad(
                 form,
-                f"{limit}; the prompt has {len(prompt)} and leaves no room for an answer. Shorten it.",
+                f"{limit}; the prompt has {len(prompt)} and leaves no room for an answer{asks}. "
+                "Shorten it, or send truncate_prompt_tokens.",
                 "context_length_exceeded",
             )
         param = "max_tokens" if asked.max_tokens else "min_tokens"

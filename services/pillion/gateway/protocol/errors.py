@@ -1,8 +1,9 @@
 """What a client is told when its request cannot be served, in OpenAI's error shape."""
 
+import math
 from typing import Any
 
-from pillion.contracts.entries import Refusal
+from pillion.contracts.entries import Rate, Refusal
 
 # Codes that decide how a request goes on.
 CANCELLED = "cancelled"
@@ -25,6 +26,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        rates: tuple[Rate, ...] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -33,6 +35,20 @@ class ApiError(Exception):
         self.param = None if param is None else _cut(param, MAX_PARAM)
         self.code = code
         self.retry_after = retry_after  # seconds
+        self.rates = rates
+
+    def headers(self) -> dict[str, str]:
+        """What goes beside the body: when to come back, and how the client stands with its limits."""
+        headers = {}
+        if self.retry_after is not None:
+            headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        for rate in self.rates:
+            headers[f"x-ratelimit-limit-{rate.kind}"] = str(rate.limit)
+            headers[f"x-ratelimit-remaining-{rate.kind}"] = str(rate.left)
+            headers[f"x-ratelimit-reset-{rate.kind}"] = f"{math.ceil(rate.reset)}s"
+        return headers
 
     def body(self) -> dict[str, Any]:
         """The JSON body, and the data of an error frame in a stream."""
@@ -57,7 +73,7 @@ def refused(word: Refusal) -> ApiError:
     """What admission or a scheduler says of a request that does not run."""
     return ApiError(
         word.status, word.message, type=word.type, param=word.param,
-        code=word.code, retry_after=word.retry_after,
+        code=word.code, retry_after=word.retry_after, rates=word.rates,
     )  # fmt: skip
 
 

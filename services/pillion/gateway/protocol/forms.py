@@ -9,6 +9,7 @@ from pillion.gateway.protocol.messages import messages
 from pillion.gateway.protocol.request import (
     Detokenize,
     Generation,
+    Keep,
     Messages,
     Output,
     Texts,
@@ -154,6 +155,7 @@ def _generation(asked: dict[str, Any], prompt: Messages | Texts, logprobs: int |
         ),
         model=asked["model"],
         max_tokens=max_tokens,
+        keep=_keep(asked),
         priority=asked["priority"],
         cache_salt=asked["cache_salt"] or "",
         label=asked["request_id"],
@@ -170,6 +172,15 @@ def _max_tokens(asked: dict[str, Any]) -> int | None:
         )
     result: int | None = newer if older is None else older
     return result
+
+
+def _keep(asked: dict[str, Any]) -> Keep | None:
+    tokens = asked["truncate_prompt_tokens"]
+    if tokens == 0:
+        raise bad(
+            "truncate_prompt_tokens", "truncate_prompt_tokens must leave a token, or be -1.", "out_of_range"
+        )
+    return None if tokens is None else Keep(tokens, asked["truncation_side"] == "left")
 
 
 def _stream_options(asked: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from pillion.gateway.protocol.errors import bad
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 KNOWN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"))
+KNOWN_OF_PARTS = frozenset(("type", "text"))
+KNOWN_OF_CALLS = frozenset(("id", "type", "function"))
+KNOWN_OF_FUNCTIONS = frozenset(("name", "arguments"))
 
 _role = values.one_of(ROLES)
 _text = values.text(1 << 30, empty=True)
@@ -40,9 +43,22 @@ def messages(name: str, value: Any) -> tuple[tuple[dict[str, Any], ...], int]:
     for index, entry in enumerate(value):
         path = f"{name}[{index}]"
         message = values.mapping(path, entry)
-        ignored += sum(key not in KNOWN for key in message)
         result.append(_message(path, message))
+        ignored += _ignored(message)
     return tuple(result), ignored
+
+
+def _ignored(message: dict[str, Any]) -> int:
+    """How many keys of a checked message nobody looks at."""
+    content, calls = message.get("content"), message.get("tool_calls") or ()
+    parts = content if isinstance(content, list) else ()
+    functions = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
+    return (
+        len(message.keys() - KNOWN)
+        + sum(len(part.keys() - KNOWN_OF_PARTS) for part in parts)
+        + sum(len(call.keys() - KNOWN_OF_CALLS) for call in calls)
+        + sum(len(function.keys() - KNOWN_OF_FUNCTIONS) for function in functions)
+    )
 
 
 def _message(path: str, message: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +72,7 @@ def _message(path: str, message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls:
         result["tool_calls"] = [
-            values.mapping(f"{path}.tool_calls[{index}]", call)
+            _call(f"{path}.tool_calls[{index}]", call)
             for index, call in enumerate(_array(f"{path}.tool_calls", calls))
         ]
     content = message.get("content")
@@ -67,6 +83,16 @@ def _message(path: str, message: dict[str, Any]) -> dict[str, Any]:
     else:
         result["content"] = ""
     return result
+
+
+def _call(path: str, value: Any) -> dict[str, Any]:
+    """What is known of a call, for the template."""
+    call = values.mapping(path, value)
+    known = {key: call[key] for key in call if key in KNOWN_OF_CALLS}
+    function = known.get("function")
+    if isinstance(function, dict):
+        known["function"] = {key: function[key] for key in function if key in KNOWN_OF_FUNCTIONS}
+    return known
 
 
 def _content(path: str, content: Any) -> str:

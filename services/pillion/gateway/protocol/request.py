@@ -67,6 +67,14 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """How much of a prompt counts. `tokens` -1: as many as leave room for the answer."""
+
+    tokens: int
+    last: bool = True  # else the first
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A validated request for tokens."""
 
@@ -75,6 +83,7 @@ class Generation:
     wishes: Wishes
     model: str | None = None
     max_tokens: int | None = None  # None: what is left of the context
+    keep: Keep | None = None  # of a prompt that is longer
     priority: int = 0
     cache_salt: str = ""
     label: str | None = None  # the client's own name for it

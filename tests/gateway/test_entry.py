@@ -1,0 +1,65 @@
+"""What depends on the model: room for prompt and output, and what is cut to make it."""
+
+from typing import Any
+
+import pytest
+
+from pillion.gateway.protocol import forms
+from pillion.gateway.protocol.entry import Envelope, Limits, cut, entry
+from pillion.gateway.protocol.errors import ApiError
+from pillion.modelfiles import SamplingDefaults
+
+LIMITS = Limits(max_model_len=10, vocab_size=100, max_choices=4)
+ENVELOPE = Envelope(id="r", gateway="g", model="m", arrival=0.0, deadline=1.0, seed=1)
+
+
+def prompts(prompt: Any, **asked: Any) -> tuple[tuple[int, ...], ...]:
+    """As they are run."""
+    wanted = forms.completion({"prompt": prompt, "max_tokens": 2} | asked)
+    listed = prompt if isinstance(prompt[0], list) else [prompt]
+    shorter = cut(wanted, tuple(map(tuple, listed)), LIMITS)
+    return entry(wanted, shorter, LIMITS, SamplingDefaults(), ENVELOPE).prompts
+
+
+def refusal(prompt: Any, **asked: Any) -> ApiError:
+    with pytest.raises(ApiError) as error:
+        prompts(prompt, **asked)
+    assert error.value.status == 400
+    return error.value
+
+
+LONG = list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, LONG[-3:]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, LONG[-3:]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, LONG[:3]),
+        ({"truncate_prompt_tokens": -1}, LONG[-8:]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 9}, LONG[-1:]),
+        ({"truncate_prompt_tokens": 8}, LONG[-8:]),
+    ],
+)
+def test_a_prompt_is_cut_to_what_is_wanted(asked: dict[str, Any], kept: list[int]) -> None:
+    assert prompts(LONG, **asked) == (tuple(kept),)
+    assert prompts([LONG, [5]], **asked) == (tuple(kept), (5,))  # each for itself; a short one is whole
+
+
+def test_no_more_can_be_kept_than_leaves_room_for_the_answer() -> None:
+    error = refusal(LONG, truncate_prompt_tokens=9)
+    assert (error.param, error.code) == ("truncate_prompt_tokens", "context_length_exceeded")
+    assert "at most 8" in error.message
+    assert refusal(LONG, truncate_prompt_tokens=0).param == "truncate_prompt_tokens"
+    # Nothing could be kept: it is the output that is too long.
+    assert refusal([1], truncate_prompt_tokens=-1, max_tokens=10).param == "max_tokens"
+
+
+def test_an_overflow_tells_the_prompt_s_length_the_limit_and_max_tokens() -> None:
+    for prompt, max_tokens, param in ((LONG, 3, "prompt"), (LONG[:9], 7, "max_tokens")):
+        error = refusal(prompt, max_tokens=max_tokens)
+        assert (error.param, error.code) == (param, "context_length_exceeded")
+        for number in (10, len(prompt), max_tokens):
+            assert str(number) in error.message
+        assert "max_tokens" in error.message

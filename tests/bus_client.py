@@ -80,11 +80,15 @@ class Client:
 
     async def ready(self) -> Heartbeat:
         async with asyncio.timeout(120):
-            while True:
-                payload = await self.connection.call("HGET", KEYS.replicas, "0")
-                if payload is not None and (beat := decode(payload, Heartbeat)).state == "ready":
-                    return beat
+            while (beat := await self.beat()).state != "ready":
                 await asyncio.sleep(0.02)
+            return beat
+
+    async def beat(self) -> Heartbeat:
+        """The replica's last one, once there is any."""
+        while (payload := await self.connection.call("HGET", KEYS.replicas, "0")) is None:
+            await asyncio.sleep(0.02)
+        return decode(payload, Heartbeat)
 
     async def left(self) -> tuple[int, int]:
         """Entries in the run stream, and those that are pending."""

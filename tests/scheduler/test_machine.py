@@ -12,7 +12,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from pillion.contracts.entries import Control, StepLimits
 from pillion.scheduler.core import Core
+from pillion.scheduler.messages import Ordered
 
 BLOCK = 4
 LONGEST = 60  # tokens, prompt and output
@@ -94,6 +96,14 @@ def build(toy, seen):
         def fail(self):
             self.drive.finish_step(fail=True)
             seen["failed"] += 1
+
+        @precondition(lambda self: self.count)
+        @rule(tokens=st.none() | st.integers(1, 64))
+        def order(self, tokens):
+            before = self.drive.core.snapshot().flushed_blocks
+            word = Control(epoch=1, flush=True, limits=StepLimits(tokens))
+            self.drive.handle(Ordered(word))
+            seen["flushed"] += self.drive.core.snapshot().flushed_blocks - before
 
         @precondition(lambda self: self.drive.executor)
         @rule(blocks=st.integers(LONGEST // BLOCK + 1, 40))
@@ -179,6 +189,7 @@ def test_everything_finishes_as_if_undisturbed(toy):
             "hits",
             "late",
             "finished",
+            "flushed",
             "two in flight",
         ),
         0,

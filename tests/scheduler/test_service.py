@@ -9,7 +9,17 @@ import pytest
 
 from pillion.bus import append
 from pillion.bus.journal import read_record
-from pillion.contracts.entries import Cancel, Request, Spent, Usage, decode, encode
+from pillion.contracts.entries import (
+    Cancel,
+    Control,
+    Heartbeat,
+    Request,
+    Spent,
+    StepLimits,
+    Usage,
+    decode,
+    encode,
+)
 from tests.bus_client import KEYS, client, request
 
 
@@ -179,6 +189,36 @@ async def test_a_cancel_that_cannot_be_read_is_left_out(valkey, stack):
         await one.until(lambda: one.finish("long") == "cancelled")
         assert process.poll() is None
         assert stack.log("scheduler").count("cannot be read, left out") == 2
+
+
+async def test_an_administrator_s_words_are_followed_while_streams_go_on(valkey, stack):
+    """And none that is for another holder of the lease, or no word at all."""
+    stack.start("scheduler")
+    async with client(valkey.url) as one:
+        epoch = (await one.ready()).epoch
+
+        async def told(**word) -> Heartbeat:
+            entry = await append(one.connection, KEYS.control("0"), encode(Control(epoch, **word)))
+            async with asyncio.timeout(60):
+                while (beat := await one.beat()).controlled != entry:
+                    await asyncio.sleep(0.01)
+            return beat
+
+        configured = (await one.beat()).step_limit
+        await one.send(request("a", length=100, output=150))
+        await one.until(lambda: len(one.tokens("a")) >= 5)
+        for payload in (b"\xc1", encode(Control(epoch + 1, draining=True, limits=StepLimits(1)))):
+            await append(one.connection, KEYS.control("0"), payload)
+        beat = await told(flush=True, limits=StepLimits(64, 0.25))
+        assert (beat.state, beat.step_limit, beat.step_target) == ("ready", 64, 0.25)
+        beat = await told(draining=True)
+        assert (beat.state, beat.reason) == ("draining", "an administrator drains it")
+        await one.send(request("b"))  # admission had sent it before it knew
+        await one.until(lambda: bool(one.finish("a") and one.finish("b")))
+        assert (len(one.tokens("a")), len(one.tokens("b"))) == (150, 40)
+        beat = await told(draining=False, limits=StepLimits())
+        assert (beat.state, beat.step_limit) == ("ready", configured) and configured > 64
+        assert "passed over" in stack.log("scheduler") and "cannot be read" in stack.log("scheduler")
 
 
 async def test_what_a_dead_gateway_asked_for_is_parked(valkey, stack):

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
@@ -16,9 +15,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from pillion import clock, ids
 from pillion.gateway import openapi
+from pillion.gateway.admin import Admin
+from pillion.gateway.cancelling import cancel
 from pillion.gateway.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Form
 from pillion.gateway.generate import generate
 from pillion.gateway.heads import Once, Standing
+from pillion.gateway.plain import TYPE, answer, error_response, identity
 from pillion.gateway.protocol import body, forms
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Generation
@@ -29,9 +31,7 @@ from pillion.version import VERSION
 
 log = logging.getLogger(__name__)
 
-JSON = "application/json"
 PARSE_ASIDE = 64 << 10  # bytes; longer bodies are parsed beside the event loop
-_ID = re.compile(r"[0-9a-f]{32}")
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 
 IDENTITY = web.RequestKey("identity", str)  # the system's id for the request
@@ -39,6 +39,7 @@ PATH = web.RequestKey("path", str)  # as the routes have it
 TENANT = web.RequestKey("tenant", str)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Routes = dict[str, Mapping[str, Handler]]
 
 
 class App:
@@ -46,7 +47,7 @@ class App:
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self._routes: Mapping[str, Mapping[str, Handler]] = {
+        self._routes: Routes = {
             "/v1/chat/completions": {"POST": self._generation(CHAT, forms.chat)},
             "/v1/completions": {"POST": self._generation(COMPLETION, forms.completion)},
             "/v1/models": {"GET": self._models},
@@ -59,10 +60,14 @@ class App:
             "/metrics": {"GET": self._metrics},
             "/openapi.json": {"GET": self._document},
         }
-        self._prefixes: Mapping[str, Mapping[str, Handler]] = {
+        self._prefixes: Routes = {
             "/v1/models/": {"GET": self._model},
             "/v1/streams/": {"GET": self._resume, "DELETE": self._cancel},
         }
+        if state.admins.needed:
+            admin = Admin(state, self._raw)
+            self._routes |= admin.routes
+            self._prefixes |= admin.prefixes
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=self.state.config.gateway.max_body_bytes)
@@ -85,6 +90,8 @@ class App:
             handler = self._find(http.method, path)
             if path.startswith(("/v1/", "/tokenize", "/detokenize")):
                 http[TENANT] = self.state.keys.tenant(http.headers.get("Authorization"))
+            if path.startswith("/admin/"):
+                self.state.admins.tenant(http.headers.get("Authorization"))
             return await handler(http)
         except ApiError as error:
             return error_response(error)
@@ -132,10 +139,10 @@ class App:
 
     async def _raw(self, http: web.Request) -> bytes:
         # A web page may send other types anywhere without asking first; nobody else needs to.
-        if http.content_type != JSON:
+        if http.content_type != TYPE:
             raise ApiError(
                 415,
-                f"The body must be JSON: send the header Content-Type: {JSON}.",
+                f"The body must be JSON: send the header Content-Type: {TYPE}.",
                 code="unsupported_media_type",
             )
         seconds = self.state.config.gateway.read_timeout
@@ -179,9 +186,9 @@ class App:
     async def _resume(self, http: web.Request) -> web.StreamResponse:
         if http.method == "HEAD":  # it would take the stream from who reads it
             raise ApiError(405, "/v1/streams/ takes GET, DELETE, not HEAD.", code="method_not_allowed")
-        identity = _identity(http)
+        name = identity(http[PATH])
         with self._serving(http, "/v1/streams/{id}") as sender:
-            standing = await find(self.state, identity, sender.tenant)
+            standing = await find(self.state, name, sender.tenant)
             return await self._go_on(http, sender, standing)
 
     async def _go_on(self, http: web.Request, sender: Sender, standing: Standing) -> web.StreamResponse:
@@ -189,14 +196,7 @@ class App:
         return await resume(self.state, http, sender, standing)
 
     async def _cancel(self, http: web.Request) -> web.Response:
-        identity = _identity(http)
-        call = self.state.calls.get(identity)
-        if call is None or call.request.tenant != http[TENANT]:
-            standing = await find(self.state, identity, http[TENANT])
-            if standing.finished:
-                return _json({"id": identity, "status": standing.end})
-        self.state.cancel(identity)
-        return _json({"id": identity, "status": "cancelling"}, 202)
+        return await cancel(self.state, identity(http[PATH]), http[TENANT])
 
     @contextmanager
     def _serving(self, http: web.Request, route: str) -> Iterator[Sender]:
@@ -244,13 +244,13 @@ class App:
         ]
 
     async def _models(self, http: web.Request) -> web.Response:
-        return _json({"object": "list", "data": self._listed()})
+        return answer({"object": "list", "data": self._listed()})
 
     async def _model(self, http: web.Request) -> web.Response:
         name = http[PATH].removeprefix("/v1/models/")
         for model in self._listed():
             if model["id"] == name:
-                return _json(model)
+                return answer(model)
         raise ApiError(404, "This model does not exist here.", param="model", code="model_not_found")
 
     async def _tokenize(self, http: web.Request) -> web.Response:
@@ -258,7 +258,7 @@ class App:
         model = self.state.served(asked.model)
         (tokens,) = await self.state.texter(lambda: model.encode(asked.prompt))
         facts = self.state.facts(model)
-        return _json(
+        return answer(
             {
                 "count": len(tokens),
                 "max_model_len": facts.max_model_len if facts else None,
@@ -280,56 +280,34 @@ class App:
                 code="out_of_range",
             )
         text = await self.state.texter(lambda: model.tokenizer.decode(asked.tokens, skip_special=False))
-        return _json({"prompt": text})
+        return answer({"prompt": text})
 
     # --- the process -------------------------------------------------------------------------------
 
     async def _ready(self, http: web.Request) -> web.Response:
         verdict = self.state.verdict()
-        answer = {
+        told = {
             "status": "ready" if verdict.ready else "unready",
             "reason": verdict.reason or None,
             "message": verdict.message or None,
             "replicas": self.state.replicas.describe(clock.monotonic()),
         }
         headers = {} if verdict.ready else {"Retry-After": "2"}
-        return _json(answer, 200 if verdict.ready else 503, headers)
+        return answer(told, 200 if verdict.ready else 503, headers)
 
     async def _live(self, http: web.Request) -> web.Response:
-        return _json({"status": "live"})
+        return answer({"status": "live"})
 
     async def _version(self, http: web.Request) -> web.Response:
-        return _json({"version": VERSION})
+        return answer({"version": VERSION})
 
     async def _document(self, http: web.Request) -> web.Response:
         models = self.state.replicas.models()
         name = self.state.model.name if self.state.model else ""
-        return _json(openapi.document(self._table().items(), {*models, name} - {""}, models.get(name)))
+        return answer(openapi.document(self._table().items(), {*models, name} - {""}, models.get(name)))
 
     async def _metrics(self, http: web.Request) -> web.Response:
         return web.Response(body=self.state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-def _json(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(answer), status=status, content_type="application/json", headers=headers
-    )
-
-
-def error_response(error: ApiError) -> web.Response:
-    """The error as an answer, in OpenAI's shape."""
-    response = _json(error.body(), error.status, error.headers())
-    if error.status == 408:
-        response.force_close()
-    return response
-
-
-def _identity(http: web.Request) -> str:
-    """The request that the path names, as the system knows it. Raises ApiError (404)."""
-    identity = http[PATH].rpartition("/")[2].removeprefix("chatcmpl-").removeprefix("cmpl-")
-    if not _ID.fullmatch(identity):
-        raise ApiError(404, "This is no request id.", code="not_found")
-    return identity
 
 
 def _label(http: web.Request) -> str | None:

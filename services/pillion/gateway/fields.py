@@ -227,6 +227,15 @@ STREAM_OPTIONS: Mapping[str, Field] = {
     )
 }
 
+BUDGET: Mapping[str, Field] = {
+    field.name: field
+    for field in (
+        acted("max_num_batched_tokens", (), _integer(1, values.INT32)),
+        acted("slo_tbt", (), _number(0.0, 3600.0, above=True)),
+    )
+}
+"""The body of an administrator's budget for a replica; what is null or absent is as configured."""
+
 
 def read(body: Mapping[str, Any], table: Mapping[str, Field], prefix: str = "") -> dict[str, Any]:
     """The value to use for each field that is acted on. Raises ApiError (400) that names the field."""

@@ -74,6 +74,11 @@ class Replicas:
                 best = rank, verdict
         return best[1] if best else Verdict(False, "no_replica", "No replica of the model is known.")
 
+    def last(self, name: str) -> Heartbeat | None:
+        """The replica's last beat, of whatever age."""
+        seen = self._seen.get(name)
+        return None if seen is None else seen.beat
+
     def describe(self, now: float) -> list[dict[str, object]]:
         """For the health endpoint."""
         return [
@@ -97,7 +102,9 @@ def _judge(name: str, seen: _Seen, now: float) -> tuple[int, Verdict]:
     if age > FRESH:
         return 0, Verdict(False, "silent", f"Replica {name} has been silent for {age:.0f} s.")
     if beat.state == "draining":
-        return 1, Verdict(False, "draining", f"Replica {name} is shutting down.")
+        return 1, Verdict(
+            False, "draining", f"Replica {name} takes no new work: {beat.reason or 'it is shutting down'}."
+        )
     if beat.state != "ready":
         why = beat.reason or "it does not say why"
         return 2, Verdict(False, "unready", f"Replica {name} is not ready: {why}.")

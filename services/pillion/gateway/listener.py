@@ -13,7 +13,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import RequestPayloadError, _ErrInfo
 
 from pillion import ids
-from pillion.gateway.app import error_response
+from pillion.gateway.plain import error_response
 from pillion.gateway.protocol.errors import ApiError
 
 log = logging.getLogger(__name__)

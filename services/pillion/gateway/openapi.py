@@ -4,16 +4,26 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pillion.contracts.entries import Facts
-from pillion.gateway.fields import CHAT, COMPLETION, DETOKENIZE, STREAM_OPTIONS, TABLE, TOKENIZE, Field, Form
+from pillion.gateway.fields import (
+    BUDGET,
+    CHAT,
+    COMPLETION,
+    DETOKENIZE,
+    STREAM_OPTIONS,
+    TABLE,
+    TOKENIZE,
+    Field,
+)
 from pillion.version import VERSION
 
-BODIES: Mapping[str, Form] = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETION,
-    "/tokenize": TOKENIZE,
-    "/detokenize": DETOKENIZE,
+BODIES: Mapping[str, Mapping[str, Field]] = {
+    "/v1/chat/completions": TABLE[CHAT],
+    "/v1/completions": TABLE[COMPLETION],
+    "/tokenize": TABLE[TOKENIZE],
+    "/detokenize": TABLE[DETOKENIZE],
+    "/admin/v1/budgets/{id}": BUDGET,
 }
-"""Which routes take a body, and of which form."""
+"""Which routes take a body, and of which fields, with POST or PUT."""
 
 OPEN = ("/health", "/health/ready", "/health/live", "/version", "/metrics", "/openapi.json")
 """Routes that need no key."""
@@ -55,21 +65,23 @@ def document(
         },
         "components": {
             "schemas": {"Error": _ERROR},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {name: {"type": "http", "scheme": "bearer"} for name in ("key", "admin")},
         },
     }
 
 
 def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": f"{method.lower()} {path}", "responses": _responses(path)}
-    if path not in OPEN:
+    if path.startswith("/admin/"):
+        operation["security"] = [{"admin": []}]
+    elif path not in OPEN:
         operation["security"] = [{"key": []}, {}]
     name = path.partition("{")[2].removesuffix("}")
     if name:
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": limits.get(name) or _TEXT}
         ]
-    if path in BODIES and method == "POST":
+    if path in BODIES and method in ("POST", "PUT"):
         schema = body(BODIES[path], limits)
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
@@ -78,9 +90,8 @@ def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]]) 
 _TEXT = {"type": "string", "minLength": 1}
 
 
-def body(form: Form, limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The schema of a form's body. What several fields must agree on is not in it."""
-    table = TABLE[form]
+def body(table: Mapping[str, Field], limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The schema of a body. What several fields must agree on is not in it."""
     return {
         "type": "object",
         "additionalProperties": False,

@@ -14,7 +14,7 @@ from pillion import clock
 from pillion.actors import Mailbox
 from pillion.bus import UNREACHABLE, Connection, Durable, Keys, retrying
 from pillion.bus.scripts import FORGET, SUBMIT, TAKE_UP
-from pillion.contracts.entries import Cancel, Refusal, Request, StepOutput, encode
+from pillion.contracts.entries import Cancel, Control, Refusal, Request, StepOutput, encode
 from pillion.gateway.heads import Once, Standing, StreamHead
 from pillion.gateway.protocol.errors import MOVED, ApiError, bus_gone, moved
 
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 SUBMIT_PATIENCE = 5.0  # seconds that a submit waits for Redis
 CANCELS_KEPT = 10_000  # entries of the cancel stream
+CONTROLS_KEPT = 100  # entries of a control stream
+CONTROL_KEPT = 3600  # seconds after the last of them
 TOMBSTONE = 3600  # seconds, at least
 PRESENCE = 10.0  # seconds after which a gateway that says nothing is gone
 OUT_KEPT = 3600  # seconds that a gone gateway's stream is kept
@@ -127,6 +129,13 @@ class Outbox:
         if not mine:
             raise error
         return _entry(entry, room)
+
+    async def control(self, replica: str, word: Control) -> str:
+        """Tells a replica what an administrator wants; answers the entry's id. Raises ApiError (503)."""
+        key = self._keys.control(replica)
+        add = ("XADD", key, "MAXLEN", "~", CONTROLS_KEPT, "*", "e", encode(word))
+        entry, _ = await self._added(lambda: self._connection.pipeline(add, ("EXPIRE", key, CONTROL_KEPT)))
+        return str(entry.decode())
 
     def cancel(self, request: str, choice: int | None, reason: str, traceparent: str = "") -> None:
         """Ends a request, or one choice of it, as soon as Redis can be told. Does not wait."""

@@ -37,10 +37,12 @@ _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 T = TypeVar("T")
 
 
-async def find(state: State, identity: str, tenant: str) -> Standing:
-    """Raises ApiError: 404 for what is unknown, forgotten, or another tenant's; 503 without Redis."""
+async def find(state: State, identity: str, tenant: str | None) -> Standing:
+    """`tenant` None: whosesoever it is. Raises ApiError: 404 for what is unknown, forgotten, or another
+    tenant's; 503 without Redis.
+    """
     standing = await _read(state.bus.heads.find(identity))
-    if standing is None or standing.head.request.tenant != tenant:
+    if standing is None or tenant not in (None, standing.head.request.tenant):
         raise ApiError(404, "There is no stream with this id, or it is no longer kept.", code="not_found")
     return standing
 

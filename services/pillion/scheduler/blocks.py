@@ -95,6 +95,13 @@ class Pool:
             if entry is not None and entry.step >= since:
                 self.withdraw_entry(entry)
 
+    def flush(self) -> int:
+        """Empties the index: cached blocks become free. Answers how many blocks it knew."""
+        known = [entry for entry in self._entries if entry is not None]
+        for entry in known:
+            self.withdraw_entry(entry)
+        return len(known)
+
     def withdraw_entry(self, entry: Entry) -> None:
         self._forget(entry.block)
         if not self._references[entry.block]:

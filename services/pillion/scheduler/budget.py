@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from math import ceil, inf
 
+from msgspec.structs import replace
+
 from pillion.config import Scheduler
-from pillion.contracts.entries import Facts
+from pillion.contracts.entries import Facts, StepLimits
 
 from .cost import CostModel
 
@@ -25,6 +27,15 @@ class Outlook:
     idle_rate: float  # prompt tokens/s with no decodes
 
 
+def limited(settings: Scheduler, limits: StepLimits) -> Scheduler:
+    """The settings with an administrator's limits; what these leave out is as configured."""
+    return replace(
+        settings,
+        max_num_batched_tokens=limits.tokens or settings.max_num_batched_tokens,
+        slo_tbt=limits.target or settings.step_target,
+    )
+
+
 UNKNOWN = Outlook(0.0, 0, 0.0, 0.0)
 _LEARNED = 3  # steps after which the cost model is believed
 _CONTEXT = 256  # positions of a decode, where none runs to tell
@@ -37,12 +48,16 @@ class Budget:
         self.tile = min(settings.tile or facts.tile, facts.max_step_tokens)
         self.cost = CostModel(self.tile)
         self._most = facts.max_step_tokens
-        self._cap = min(settings.max_num_batched_tokens or self._most, self._most)
-        target = settings.step_target
-        self._target = inf if target is None else target
-        self._grown = settings.max_step_seconds or 2 * self._target
+        self.bound(settings)
         self._share = settings.min_prefill_share
         self._turns = settings.prefill_guard == "turns"
+
+    def bound(self, settings: Scheduler) -> None:
+        """From now on by these settings' limit and target; what the cost model has learned stays."""
+        self.limit = min(settings.max_num_batched_tokens or self._most, self._most)
+        target = settings.step_target
+        self.target = inf if target is None else target
+        self._grown = settings.max_step_seconds or 2 * self.target
 
     def allow(self, decodes: int, context: int, prefill_start: int | None) -> Allowance:
         """`context`: the decodes' positions in all. `prefill_start`: where the first prompt goes on, if any.
@@ -50,7 +65,7 @@ class Budget:
         A minimum share for prompts holds against decodes and against the time target: the step is stretched
         over the budget, or decodes take turns. Nothing goes over the executor's own limit.
         """
-        budget = self._within(self._target if decodes else self._grown, decodes, context, prefill_start or 0)
+        budget = self._within(self.target if decodes else self._grown, decodes, context, prefill_start or 0)
         if prefill_start is None:
             tokens = max(budget, min(decodes, self._most))
             return Allowance(tokens, min(decodes, tokens))
@@ -74,7 +89,7 @@ class Budget:
         while low < high:
             middle = (low + high + 1) // 2
             _, taken, carried = self._full_step(middle, int(middle * mean))
-            if carried == middle and taken <= self._target:
+            if carried == middle and taken <= self.target:
                 low = middle
             else:
                 high = middle - 1
@@ -89,9 +104,9 @@ class Budget:
 
     def _within(self, seconds: float, decodes: int, context: int, start: int) -> int:
         tile = self.tile
-        if self._cap < tile:
-            return self._cap
-        low, high = 1, self._cap // tile
+        if self.limit < tile:
+            return self.limit
+        low, high = 1, self.limit // tile
         while low < high:
             middle = (low + high + 1) // 2
             chunk = max(middle * tile - decodes, 0)

@@ -8,17 +8,18 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pillion.config import Scheduler
-from pillion.contracts.entries import Facts, Refusal, Request, Tokens
+from pillion.contracts.entries import Control, Facts, Refusal, Request, Tokens
 
 from . import policies
 from .blocks import Pool
-from .budget import UNKNOWN, Budget
+from .budget import UNKNOWN, Budget, limited
 from .messages import (
     Cancelled,
     Command,
     Connected,
     Disconnected,
     Event,
+    Ordered,
     Plan,
     Publish,
     Refuse,
@@ -89,7 +90,7 @@ class Core:
 
     def __init__(self, settings: Scheduler, hash_block: Hash = hash) -> None:
         """Raises policies.UnknownPolicy."""
-        self._settings = settings
+        self._configured = self._settings = settings
         self._hash = hash_block
         self._policy = policies.make(settings.policy)
         self._counters = Counters()
@@ -124,6 +125,8 @@ class Core:
                 self._connected(event.facts, out)
             case Disconnected():
                 self._disconnected(event.orderly, out)
+            case Ordered():
+                self._ordered(event.word)
             case Woken():
                 self._woken_at = None
         self._plan(now, out)
@@ -294,6 +297,14 @@ class Core:
                 if sequence.failures >= SUSPECT and sequence in self._suspects:
                     self._suspects.remove(sequence)
                 sequence.failures = 0
+
+    def _ordered(self, word: Control) -> None:
+        if word.flush and self._roster is not None:
+            self._roster.flush()
+        if word.limits is not None:
+            self._settings = limited(self._configured, word.limits)
+            if self._budget is not None:
+                self._budget.bound(self._settings)
 
     # --- life of requests --------------------------------------------------------------------------
 
@@ -497,11 +508,14 @@ class Core:
             recomputed_tokens=counters.recomputed_tokens,
             queried_tokens=counters.queried_tokens,
             hit_tokens=counters.hit_tokens,
+            flushed_blocks=counters.flushed_blocks,
             late_results=counters.late_results,
             prefill_rate=outlook.prefill_rate,
             seats=outlook.seats,
             step_seconds=outlook.step_seconds,
             idle_rate=outlook.idle_rate,
+            step_limit=self._budget.limit if self._budget else 0,
+            step_target=self._settings.step_target or 0.0,
         )
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pillion.contracts.entries import Facts, Refusal, Request, TokenLogprob, Tokens
+from pillion.contracts.entries import Control, Facts, Refusal, Request, TokenLogprob, Tokens
 
 # --- events: what happened -------------------------------------------------------------------------
 
@@ -41,6 +41,14 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class Ordered:
+    """An administrator's word, and its entry in the control stream."""
+
+    word: Control
+    entry: str = "0-0"
+
+
+@dataclass(frozen=True, slots=True)
 class RowResult:
     """What a step brought for one sequence, named by incarnation and never by slot alone."""
 
@@ -75,7 +83,7 @@ class Woken:
     """The time asked for by `WakeAt` has come."""
 
 
-Event = Connected | Disconnected | Submitted | Cancelled | StepDone | StepFailed | Woken
+Event = Connected | Disconnected | Submitted | Cancelled | Ordered | StepDone | StepFailed | Woken
 
 # --- commands: what to do --------------------------------------------------------------------------
 
@@ -178,11 +186,14 @@ class Snapshot:
     recomputed_tokens: int
     queried_tokens: int  # that the prefix index was asked for
     hit_tokens: int
+    flushed_blocks: int  # taken out of the index by an administrator
     late_results: int  # for sequences that had ended
     prefill_rate: float  # prompt tokens/s that steps carry beside the decodes; 0: not known yet
     seats: int  # sequences that can run within the time target; 0: not known yet
     step_seconds: float  # of a full step
     idle_rate: float  # prefill_rate with no decodes
+    step_limit: int  # most tokens a step; 0 while no executor is attached
+    step_target: float  # seconds that a step with decodes may take; 0: any
 
     @property
     def running(self) -> int:

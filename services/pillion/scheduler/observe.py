@@ -15,6 +15,7 @@ _COUNTERS = (
     (names.RECOMPUTED_TOKENS, "recomputed_tokens"),
     (names.PREFIX_QUERIED_TOKENS, "queried_tokens"),
     (names.PREFIX_HIT_TOKENS, "hit_tokens"),
+    (names.PREFIX_FLUSHED_BLOCKS, "flushed_blocks"),
     (names.LATE_RESULTS, "late_results"),
     (names.EXECUTORS_LOST, "executors_lost"),
     (names.POISONOUS, "poisonous"),
@@ -64,6 +65,8 @@ class Observer:
             metrics[names.SEQUENCES].labels(state=state).set(getattr(snapshot, state))
         for state in ("free", "cached", "referenced"):
             metrics[names.BLOCKS].labels(state=state).set(getattr(snapshot, f"{state}_blocks"))
+        metrics[names.STEP_LIMIT_TOKENS].set(snapshot.step_limit)
+        metrics[names.STEP_TARGET].set(snapshot.step_target)
         metrics[names.LEDGER_REQUESTS].set(opened)
         metrics[names.PREFILL_RATE_LEFT].set(snapshot.prefill_rate)
         letters = metrics[names.DEAD_LETTERS]

@@ -21,6 +21,7 @@ class Counters:
     recomputed_tokens: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0
+    flushed_blocks: int = 0
     late_results: int = 0
     failed_steps: int = 0
     executors_lost: int = 0
@@ -163,6 +164,12 @@ class Roster:
                 sequence.indexed = False
             else:
                 entries.append(entry)
+
+    def flush(self) -> None:
+        """What is cached is forgotten, and what is computed for those that run now is shared with nobody."""
+        for sequence in self.running:
+            sequence.indexed = False
+        self.counters.flushed_blocks += self.pool.flush()
 
     def victim(self, sequence: Sequence, lower_only: bool) -> Sequence | None:
         """The lowest-priority, latest-arrived running sequence that may lose its blocks to this one.

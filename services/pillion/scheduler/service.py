@@ -19,6 +19,7 @@ from pillion.config import Config, ConfigError
 from pillion.contracts.access import Access
 from pillion.contracts.entries import Cancel, Facts, Heartbeat, UnknownSchema, decode
 from pillion.scheduler.beat import Beat
+from pillion.scheduler.control import DRAINING, Controls
 from pillion.scheduler.core import Core
 from pillion.scheduler.gateways import Gateways
 from pillion.scheduler.intake import Intake
@@ -28,6 +29,7 @@ from pillion.scheduler.messages import (
     Connected,
     Disconnected,
     Event,
+    Ordered,
     Publish,
     Refuse,
     SendPlan,
@@ -66,18 +68,20 @@ class Service:
         self.keys = Keys(config.stack.stack)
         self._connections = [
             Connection(url, f"scheduler-{replica}-{role}")
-            for role in ("read", "cancel", "publish", "beat", "lease", "watch")
+            for role in ("read", "cancel", "control", "publish", "beat", "lease", "watch")
         ]
-        read, cancel, publish, beat, lease, watch = self._connections
+        read, cancel, control, publish, beat, lease, watch = self._connections
         self.lease = Lease(lease, self.keys, f"replica:{replica}", config.scheduler.lease_seconds)
         self.core = Core(config.scheduler)
         self.ledger = Ledger()
         self.observer = Observer()
         self.spans = Spans()
         self.mailbox: Mailbox[Event] = Mailbox(MAILBOX)
+        put = self.mailbox.put_control
+        self.controls = Controls(control, self.keys, replica, self.lease, put)
         self.beat = Beat(beat, self.keys, self._heartbeat)
         access = Access(config.executor)
-        self.link = Link(executor_address(config), replica, self.mailbox.put_control, access)
+        self.link = Link(executor_address(config), replica, put, access)
         consumer = ids.process_id()
         retention = config.scheduler.journal_retention
         self.publisher = Publisher(publish, self.keys, replica, self.lease, self.ledger, retention, consumer)
@@ -89,7 +93,7 @@ class Service:
             beat,
             self.keys,
             self.ledger,
-            lambda request: self.mailbox.put_control(Cancelled(request.id, park=True, life=request.life)),
+            lambda request: put(Cancelled(request.id, park=True, life=request.life)),
         )
         self.data = Watch(watch, self.keys, self._data)
         self._cancels = Tail(cancel, self.keys.cancel)
@@ -161,6 +165,8 @@ class Service:
                     self.observer.attached()
                 case Disconnected():
                     self._facts = None
+                case Ordered():
+                    self.controls.done(event)
             for command in commands:
                 match command:
                     case SendPlan():
@@ -220,6 +226,9 @@ class Service:
         reason = self.link.why_not
         if not reason and snapshot.overdue > OVERDUE:
             reason = f"the step in flight is {snapshot.overdue:.0f} s late"
+        state = self._state or ("unready" if reason else "ready")
+        if state == "ready" and self.controls.draining:
+            state, reason = "draining", DRAINING
         rate = snapshot.prefill_rate or RATE_GUESS
         facts = self._facts
         if facts is not None and snapshot.max_model_len:
@@ -227,7 +236,7 @@ class Service:
         return Heartbeat(
             replica=self.replica,
             epoch=self.lease.epoch,
-            state=self._state or ("unready" if reason else "ready"),
+            state=state,
             reason=reason,
             facts=facts,
             last_entry=self.intake.last,
@@ -244,6 +253,9 @@ class Service:
             steps=snapshot.steps,
             stalled=snapshot.overdue,
             generation=self._generation,
+            controlled=self.controls.followed,
+            step_limit=snapshot.step_limit,
+            step_target=snapshot.step_target,
         )
 
     # --- life --------------------------------------------------------------------------------------
@@ -306,6 +318,7 @@ async def run(config: Config) -> int:
     async def lead() -> None:
         """Everything else starts when the lease is held, and ends with it."""
         await service.acquire()
+        await service.controls.start()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.lease.keep())
             tasks.create_task(service.think())
@@ -313,6 +326,7 @@ async def run(config: Config) -> int:
             tasks.create_task(service.publisher.run())
             tasks.create_task(service.link.run(service.lease.epoch))
             tasks.create_task(service.read_cancels())
+            tasks.create_task(service.controls.run())
             tasks.create_task(service.read_entries())
             tasks.create_task(service.pardon())
             tasks.create_task(service.beat.run())

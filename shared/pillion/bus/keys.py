@@ -32,6 +32,10 @@ class Keys:
         """Stream of cancels, read by admission and every scheduler. Trimmed."""
         return self._key("cancel")
 
+    def control(self, replica: str) -> str:
+        """Stream of administrators' words to the holder of a replica's lease. Trimmed; gone when quiet."""
+        return self._key("control", replica)
+
     def tombstone(self, request: str) -> str:
         """Says that a request was cancelled, to whoever reads its entry later."""
         return self._key("tomb", request)

@@ -100,6 +100,10 @@ class Gateway(Section, frozen=True):
     api_keys_file: Annotated[
         str | None, Meta(description="TOML file with tenants and the hashes of their keys, see `pillion key`")
     ] = None
+    admin_key: Annotated[
+        str | None,
+        Meta(description="key of /admin/v1/...: lists and cancels requests, drains replicas [off]"),
+    ] = None
     ssl_certfile: Annotated[
         str | None, Meta(description="certificate chain, PEM: the gateway speaks HTTPS [HTTP]")
     ] = None
@@ -344,7 +348,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
     @property
     def secret(self) -> bool:
-        return self.name in ("api_key", "redis", "executor_secret")
+        return self.name in ("api_key", "admin_key", "redis", "executor_secret")
 
 
 def leaves() -> Iterator[Leaf]:

@@ -219,6 +219,26 @@ class Heartbeat(Struct, frozen=True):
     step_seconds: Amount = 0.0  # of a full step, predicted
     idle_rate: Amount = 0.0  # prefill_rate as it would be with nothing running
     generation: Name = ""  # of Redis' data: all that it holds stands there
+    controlled: EntryId = "0-0"  # the last entry of its control stream that it followed
+    step_limit: Count = 0  # most tokens a step
+    step_target: Amount = 0.0  # seconds that a step with decodes may take; 0: any
+    v: int = SCHEMA
+
+
+class StepLimits(Struct, frozen=True):
+    """What an administrator wants of a replica's steps; None: as configured."""
+
+    tokens: Annotated[int, Meta(ge=1, le=_INT32)] | None = None  # the most that a step computes
+    target: Annotated[float, Meta(gt=0, le=3600)] | None = None  # seconds that one with decodes may take
+
+
+class Control(Struct, frozen=True):
+    """An administrator's word to a replica; what is None stays as it is. All ends with the process."""
+
+    epoch: Count  # of the lease's holder that it is for: no other follows it
+    draining: bool | None = None  # no new work is to come, what is there goes on
+    flush: bool = False  # forget the prefixes that are cached
+    limits: StepLimits | None = None  # in the place of any before
     v: int = SCHEMA
 
 

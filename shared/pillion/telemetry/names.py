@@ -139,6 +139,18 @@ STEP_TOKENS = Metric(
 STEP_BUDGET_TOKENS = Metric(
     "pillion_step_budget_tokens", "gauge", "scheduler", "The token budget of the latest step."
 )
+STEP_LIMIT_TOKENS = Metric(
+    "pillion_step_limit_tokens",
+    "gauge",
+    "scheduler",
+    "Most tokens that a step may compute, as configured or as an administrator wants it.",
+)
+STEP_TARGET = Metric(
+    "pillion_step_target_seconds",
+    "gauge",
+    "scheduler",
+    "What a step with decodes may take, as configured or as an administrator wants it; 0: any time.",
+)
 CHUNK_TOKENS = Metric("pillion_chunk_tokens", "histogram", "scheduler", "Prompt tokens a chunk.", (), _TOKENS)
 SEQUENCES = Metric("pillion_sequences", "gauge", "scheduler", "Sequences by state.", ("state",))
 PREEMPTIONS = Metric("pillion_preemptions_total", "counter", "scheduler", "Preemptions of running sequences.")
@@ -150,6 +162,12 @@ PREFIX_QUERIED_TOKENS = Metric(
 )
 PREFIX_HIT_TOKENS = Metric(
     "pillion_prefix_hit_tokens_total", "counter", "scheduler", "Prompt tokens found in the prefix index."
+)
+PREFIX_FLUSHED_BLOCKS = Metric(
+    "pillion_prefix_flushed_blocks_total",
+    "counter",
+    "scheduler",
+    "Blocks that an administrator took out of the prefix index.",
 )
 BLOCKS = Metric("pillion_blocks", "gauge", "scheduler", "KV blocks: free, cached or referenced.", ("state",))
 SCHEDULE_SECONDS = Metric(

@@ -24,6 +24,7 @@ class TestEverySetting:
 
     def test_secrets_are_known_as_such(self):
         assert {name for name, leaf in LEAVES.items() if leaf.secret} == {
+            "admin_key",
             "api_key",
             "redis",
             "executor_secret",

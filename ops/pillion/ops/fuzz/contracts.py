@@ -12,12 +12,14 @@ from pillion import ids
 from pillion.bus import Connection, Keys, append
 from pillion.contracts.entries import (
     Cancel,
+    Control,
     Facts,
     Heartbeat,
     Refusal,
     Request,
     Sampling,
     Spent,
+    StepLimits,
     StepOutput,
     Struct,
     TokenLogprob,
@@ -71,6 +73,7 @@ class Contracts:
                 (self._keys.submit, self._request),
                 (self._keys.run("0"), self._request),
                 (self._keys.cancel, self._cancel),
+                (self._keys.control("0"), self._control),
                 (self._keys.beats, self._beat),
                 (self._keys.out(self._rng.choice(gateways)), self._output),
                 (self._keys.usage, self._usage),
@@ -166,6 +169,10 @@ class Contracts:
 
     def _cancel(self) -> Cancel:
         return Cancel(ids.request_id(), 0, "fuzz", f"00-{'a' * 32}-{'b' * 16}-01")
+
+    def _control(self) -> Control:
+        """For a holder of the lease that there never was."""
+        return Control(5, True, True, StepLimits(16, 0.1))
 
     def _beat(self) -> Heartbeat:
         facts = Facts(

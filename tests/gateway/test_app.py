@@ -31,6 +31,9 @@ async def test_what_is_not_there(start: Any) -> None:
         ("GET", "/v2/x", 404, "not_found"),
         ("POST", "/v1/embeddings", 404, "not_found"),
         ("POST", "/v1/responses", 404, "not_found"),
+        ("POST", "/v1/audio/speech", 404, "not_found"),
+        ("GET", "/v1/fine_tuning/jobs", 404, "not_found"),
+        ("POST", "/v1/batches", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
@@ -40,7 +43,10 @@ async def test_what_is_not_there(start: Any) -> None:
         assert (got, body["error"]["code"]) == (status, code), path
         assert set(body["error"]) == {"message", "type", "param", "code"}
         if code == "not_found":
-            assert body["error"]["message"].startswith(f"The endpoint {path} is not supported here; ")
+            message = body["error"]["message"]
+            assert message.startswith(
+                f"The endpoint {path} is not supported here{': ' * path.startswith('/v1')}"
+            )
             for there in ("/v1/chat/completions", "/v1/streams/{id}", "/tokenize", "/openapi.json"):
                 assert there in body["error"]["message"]
     status, body, _ = await stack.fetch("POST", "/v1/completions", json={"model": "other", "prompt": "x"})

@@ -6,13 +6,15 @@ import jsonschema_rs
 import pytest
 
 from pillion.gateway import openapi
-from pillion.gateway.fields import CHAT, COMPLETION, TABLE, Form
+from pillion.gateway.fields import BUDGET, CHAT, COMPLETION, STREAM_OPTIONS, TABLE, Form
+from pillion.gateway.meanings import MEANINGS, ROUTES
 from pillion.gateway.protocol import forms
 from pillion.gateway.protocol.errors import ApiError
 
 
 @pytest.mark.parametrize(("admin_key", "paths"), [(None, 13), ("root", 19)])
 async def test_every_route_is_in_it(start: Any, admin_key: str | None, paths: int) -> None:
+    """And what is said of routes and fields is said of such as there are."""
     stack = await start(api_key=("one",), admin_key=admin_key)
     status, document, _ = await stack.fetch("GET", "/openapi.json")
     assert (status, document["openapi"]) == (200, "3.1.0")
@@ -22,6 +24,7 @@ async def test_every_route_is_in_it(start: Any, admin_key: str | None, paths: in
             concrete = path.replace("{id}", "demo")
             got, _, _ = await stack.fetch(method.upper(), concrete, json={})
             assert got not in (404, 405), f"{method} {path} is not served"
+            assert operation["summary"] == ROUTES[f"{method.upper()} {path}"]
             assert (got == 401) == ("security" in operation), path
     with_body = {
         path
@@ -29,6 +32,10 @@ async def test_every_route_is_in_it(start: Any, admin_key: str | None, paths: in
         if any("requestBody" in o for o in document["paths"][path].values())
     }
     assert with_body == {path for path in openapi.BODIES if admin_key or "/admin/" not in path}
+    served = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    assert served == {route for route in ROUTES if admin_key or "/admin/" not in route}
+    tables = (*TABLE.values(), STREAM_OPTIONS, BUDGET)
+    assert set(MEANINGS) == {f.name for table in tables for f in table.values() if f.check is not None}
     chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
     properties = chat["schema"]["properties"]
     assert properties["model"]["anyOf"][0]["enum"] == ["demo"]
@@ -44,6 +51,7 @@ def test_it_lists_what_is_acted_on_and_nothing_else() -> None:
         schema = openapi.body(table, {})
         acted = {name for name, field in table.items() if field.check is not None}
         assert set(schema["properties"]) == acted and len(acted) >= 2
+        assert acted <= set(MEANINGS), "say in pillion.gateway.meanings what the field does"
         assert schema["required"] == [name for name, field in table.items() if field.required]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pillion.config import leaves
+from pillion.ops import api_page
 from pillion.telemetry import names
 
 _LAYERS = {
@@ -76,7 +77,11 @@ def _after(section: str) -> list[str]:
     return ["", *_AFTER[section]] if section in _AFTER else []
 
 
-PAGES: dict[str, Callable[[], str]] = {"metrics.md": metrics, "configuration.md": configuration}
+PAGES: dict[str, Callable[[], str]] = {
+    "metrics.md": metrics,
+    "configuration.md": configuration,
+    "api.md": api_page.page,
+}
 
 
 def main() -> None:

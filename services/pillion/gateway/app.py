@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from pillion import clock, ids
 from pillion.gateway import openapi
+from pillion.gateway.absent import why
 from pillion.gateway.admin import Admin
 from pillion.gateway.cancelling import cancel
 from pillion.gateway.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Form
@@ -125,9 +126,11 @@ class App:
                 (found for prefix, found in self._prefixes.items() if path.startswith(prefix)), None
             )
         if methods is None:
+            reason = why(path)
             raise ApiError(
                 404,
-                f"The endpoint {path[:128]} is not supported here; there are {', '.join(self._table())}.",
+                f"The endpoint {path[:128]} is not supported here{reason and ': ' + reason}; "
+                f"there are {', '.join(self._table())}.",
                 code="not_found",
             )
         handler = methods.get("GET" if method == "HEAD" else method)

@@ -10,6 +10,7 @@ import enum
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pillion.gateway.protocol import messages, values
@@ -58,6 +59,8 @@ class Field:
     required: bool = False
     harmless: Harmless | None = None
     why: str = ""
+    refused: bool = False  # but for these values
+    unless: tuple[Any, ...] = ()
 
 
 def acted(
@@ -72,7 +75,8 @@ def harmless(name: str, forms: tuple[Form, ...], when: Harmless, why: str) -> Fi
 
 def refused(name: str, forms: tuple[Form, ...], why: str, unless: tuple[Any, ...] = ()) -> Field:
     """`unless`: the values that ask for nothing; 0 is not False here."""
-    return Field(name, forms, harmless=lambda value: _among(value, unless), why=why)
+    harmless = partial(_among, options=unless)
+    return Field(name, forms, harmless=harmless, why=why, refused=True, unless=unless)
 
 
 def _among(value: Any, options: tuple[Any, ...]) -> bool:

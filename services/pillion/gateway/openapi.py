@@ -14,6 +14,7 @@ from pillion.gateway.fields import (
     TOKENIZE,
     Field,
 )
+from pillion.gateway.meanings import MEANINGS, ROUTES
 from pillion.version import VERSION
 
 BODIES: Mapping[str, Mapping[str, Field]] = {
@@ -71,7 +72,11 @@ def document(
 
 
 def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    operation: dict[str, Any] = {"operationId": f"{method.lower()} {path}", "responses": _responses(path)}
+    operation: dict[str, Any] = {
+        "operationId": f"{method.lower()} {path}",
+        "summary": ROUTES[f"{method} {path}"],
+        "responses": _responses(path),
+    }
     if path.startswith("/admin/"):
         operation["security"] = [{"admin": []}]
     elif path not in OPEN:
@@ -104,10 +109,11 @@ def body(table: Mapping[str, Field], limits: Mapping[str, Mapping[str, Any]]) ->
 
 def _property(field: Field, limits: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
     assert field.check is not None
-    schema: Mapping[str, Any] = {**field.check.schema, **limits.get(field.name, {})}
+    schema: dict[str, Any] = {**field.check.schema, **limits.get(field.name, {})}
     if field.name == "stream_options":
         options = {option.name: option.check.schema for option in STREAM_OPTIONS.values() if option.check}
         schema = {"type": "object", "properties": options, "additionalProperties": False}
+    schema = schema | {"description": MEANINGS[field.name]}
     return schema if field.required else {"anyOf": [schema, {"type": "null"}]}
 
 

@@ -4,15 +4,18 @@ Shapes are OpenAI's; `stop_reason`, `token_ids` and `prompt_token_ids` are what 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pillion.contracts.entries import TokenLogprob, Tokens
 from pillion.gateway import position
+from pillion.gateway.calls import identity
 from pillion.gateway.output import Choice, Delta, Detokenizer, Shown, singly
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Output
+from pillion.gateway.reading import marks
+from pillion.gateway.source import Arguments, Called, Part, Text
 
 Json = dict[str, Any]
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
@@ -31,7 +34,7 @@ class Pieces(Protocol):
 
     def piece(self, token: int, /) -> bytes: ...
 
-    def detokenizer(self, *, skip_special: bool, continues: bool) -> Detokenizer: ...
+    def detokenizer(self, *, skip_special: bool, continues: bool, shown: Collection[str]) -> Detokenizer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,13 @@ class Answer:
     def __init__(self, spec: Output, head: Head, pieces: Pieces) -> None:
         self.spec = spec
         self.head = head
+        shown = marks(spec)
         self.choices = tuple(
-            Choice(index, spec, pieces.detokenizer(skip_special=spec.skip_special, continues=spec.continues))
+            Choice(
+                index,
+                spec,
+                pieces.detokenizer(skip_special=spec.skip_special, continues=spec.continues, shown=shown),
+            )
             for index in range(len(head.prompts) * spec.n)
         )
         form = _Chat if spec.form == "chat" else _Completion
@@ -94,12 +102,16 @@ class Answer:
         return sum(choice.cached for choice in self.choices[:: self.spec.n])
 
     def usage(self) -> Json:
-        return {
+        usage: Json = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.output_tokens,
             "total_tokens": self.prompt_tokens + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.spec.thinks:
+            thought = sum(choice.thought for choice in self.choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thought}
+        return usage
 
     def feed(self, item: Tokens) -> list[Event]:
         """The events that an item brings to a stream; none where the answer is whole.
@@ -187,15 +199,18 @@ class Answer:
 class _Collected:
     """A choice's deltas, joined."""
 
-    texts: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     shown: list[Shown] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
+        self.parts.extend(delta.parts)
         self.shown.extend(delta.shown)
         self.finish, self.stop_reason = delta.finish, delta.stop_reason
+
+    def text(self, kind: str = "content") -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Text) and part.kind == kind)
 
 
 class _Namer:
@@ -263,8 +278,11 @@ class _Chat(_Form):
             if self.spec.token_ids and delta.choice == 0:
                 result[0]["_top"] = {"prompt_token_ids": self.head.prompts[0]}
         shown = delta.shown
-        if delta.text or (shown and delta.finish is None):
-            result.append(self._part(delta, {"content": delta.text}, shown))
+        parts = [self._told(delta.choice, part) for part in self._wanted(delta.parts)]
+        if not parts and shown and delta.finish is None:
+            parts = [{"content": ""}]
+        for part in parts:
+            result.append(self._part(delta, part, shown))
             shown = ()
         if delta.finish is not None:
             end = self._part(delta, {}, shown)
@@ -274,7 +292,11 @@ class _Chat(_Form):
         return result
 
     def choice(self, index: int, collected: _Collected) -> Json:
-        message = {"role": "assistant", "content": "".join(collected.texts), "refusal": None}
+        message: Json = {"role": "assistant", "content": collected.text(), "refusal": None}
+        for part in self._wanted(collected.parts):
+            self._add(message, index, part)
+        if len(message) > 3:
+            message["content"] = message["content"] or None
         return {
             "index": index,
             "message": message,
@@ -287,6 +309,40 @@ class _Chat(_Form):
     def whole(self, choices: Sequence[Json]) -> Json:
         ids = {"prompt_token_ids": self.head.prompts[0]} if self.spec.token_ids else {}
         return super().whole(choices) | ids
+
+    def _wanted(self, parts: Sequence[Part]) -> Sequence[Part]:
+        if self.spec.show_thinking:
+            return parts
+        return [part for part in parts if not (isinstance(part, Text) and part.kind == "reasoning")]
+
+    def _told(self, choice: int, part: Part) -> Json:
+        """What is new, as a delta has it."""
+        match part:
+            case Text("reasoning", text):
+                # Clients read one or the other name.
+                return {"reasoning_content": text, "reasoning": text}
+            case Text(_, text):
+                return {"content": text}
+            case Called(index, _):
+                return {"tool_calls": [{"index": index, **self._called(choice, part)}]}
+            case Arguments(index, text):
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+    def _add(self, message: Json, choice: int, part: Part) -> None:
+        """The same, as a message has it."""
+        match part:
+            case Text("reasoning", text):
+                for name in ("reasoning_content", "reasoning"):
+                    message[name] = message.get(name, "") + text
+            case Called():
+                message.setdefault("tool_calls", []).append(self._called(choice, part))
+            case Arguments(index, text):
+                message["tool_calls"][index]["function"]["arguments"] += text
+
+    def _called(self, choice: int, part: Called) -> Json:
+        assert self.spec.calls is not None
+        name = identity(self.spec.calls.form, f"{self.head.id} {choice} {part.index}")
+        return {"id": name, "type": "function", "function": {"name": part.name, "arguments": ""}}
 
     def _part(self, delta: Delta, content: Json, shown: Sequence[Shown] = ()) -> Json:
         return {
@@ -322,9 +378,9 @@ class _Completion(_Form):
         result = []
         if delta.first and self._echo(delta.choice):
             result.append(self._part(delta, self._echo(delta.choice)))
-        shown = delta.shown
-        if delta.text or (shown and delta.finish is None):
-            result.append(self._part(delta, delta.text, shown))
+        shown, text = delta.shown, "".join(part.text for part in delta.parts if isinstance(part, Text))
+        if text or (shown and delta.finish is None):
+            result.append(self._part(delta, text, shown))
             shown = ()
         if delta.finish is not None:
             end = self._part(delta, "", shown)
@@ -341,7 +397,7 @@ class _Completion(_Form):
             ids["prompt_token_ids"] = self.head.prompts[index // self.spec.n]
         return {
             "index": index,
-            "text": self._echo(index) + "".join(collected.texts),
+            "text": self._echo(index) + collected.text(),
             "logprobs": self._logprobs(index, collected.shown, always=True),
             "finish_reason": collected.finish,
             "stop_reason": collected.stop_reason,

@@ -170,7 +170,7 @@ class Call:
             self._account.tokens(item, choice.known - known)
             if choice.stopped_here and not ended and item.finish is None:
                 self._bus.outbox.cancel(
-                    self.request.id, item.choice, "a stop string was found", self.request.traceparent
+                    self.request.id, item.choice, "its text is whole", self.request.traceparent
                 )
 
     async def _catch_up(self, inbox: Inbox, items: list[Tokens], events: list[Event]) -> None:

@@ -11,6 +11,8 @@ from typing import Protocol
 from pillion.contracts.entries import TokenLogprob, Tokens
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Output
+from pillion.gateway.reading import reader
+from pillion.gateway.source import Part
 from pillion.gateway.stops import Stops
 
 
@@ -33,13 +35,13 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new for a choice. `shown` may run ahead of or behind `text`, but both are whole at the end."""
+    """What is new for a choice. `shown` may run ahead of or behind `parts`, but both are whole at the end."""
 
     choice: int
-    text: str
+    parts: tuple[Part, ...]
     shown: tuple[Shown, ...] = ()
     first: bool = False
-    finish: str | None = None  # "stop" or "length", on the last one
+    finish: str | None = None  # "stop", "length" or "tool_calls", on the last one
     stop_reason: str | int | None = None  # the stop string or stop id that ended it
 
 
@@ -84,11 +86,13 @@ class Choice:
         self.known = 0  # tokens fed
         self.cached = 0  # prompt tokens from the prefix index
         self.finish: str | None = None
-        self.stopped_here = False  # by a stop string, which the engine does not see
+        self.thought = 0  # tokens of them that are reasoning
+        self.stopped_here = False  # by a stop string, or behind the only call, which the engine does not see
         self._spec = spec
         self._keeps = spec.logprobs is not None or spec.token_ids
         self._detokenizer = detokenizer
         self._stops = Stops(spec.stop, spec.include_stop)
+        self._reader = reader(spec)
         self._decoded = 0  # characters that the detokenizer gave
         self._released = 0  # characters that the client got
         self._first = True
@@ -102,10 +106,22 @@ class Choice:
             raise Gap(self.index, self.known)
         if not self.known:
             self.cached = item.cached  # a later life of the request finds in the index what this one computed
+        count, thinking = self.count, self._reader.thinking
         text = self._push(item)
-        if self.finish is None and item.finish is not None:
-            text += self._end(item)
-        return self._delta(text, item)
+        parts = self._reader.push(text)
+        if thinking or self._reader.thinking:
+            self.thought += self.count - count
+        if self._reader.over:
+            self.finish, self.stopped_here = "stop", True
+        elif self.finish is None and item.finish is not None:
+            rest = self._end(item)
+            text += rest
+            parts += self._reader.push(rest)
+        if self.finish is not None:
+            parts += self._reader.finish()
+            if self.finish == "stop" and self._reader.calls:
+                self.finish = "tool_calls"
+        return self._delta(text, parts, item)
 
     def _push(self, item: Tokens) -> str:
         if item.position < self.known or not item.tokens:
@@ -140,7 +156,7 @@ class Choice:
             self.finish = "stop"
         return text + self._stops.flush()
 
-    def _delta(self, text: str, item: Tokens) -> Delta | None:
+    def _delta(self, text: str, parts: tuple[Part, ...], item: Tokens) -> Delta | None:
         first = self._first and (self.known > 0 or self.finish is not None)
         self._released += len(text)
         # Held text may yet be cut off, and with it a token's place: that is certain only at the end.
@@ -149,7 +165,7 @@ class Choice:
         else:
             certain = self._shown
         # A token whose character is not whole yet is shown as it comes, without text.
-        if not (text or certain or first or self.finish is not None):
+        if not (parts or certain or first or self.finish is not None):
             return None
         self._first = False
         shown = tuple(
@@ -157,7 +173,7 @@ class Choice:
             for entry in certain
         )
         self._shown = self._shown[len(certain) :]
-        return Delta(self.index, text, shown, first, self.finish, self._reason(item))
+        return Delta(self.index, parts, shown, first, self.finish, self._reason(item))
 
     def _reason(self, item: Tokens) -> str | int | None:
         if self.finish is None:

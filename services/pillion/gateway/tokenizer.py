@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,15 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special=skip_special)
         return detokenizer.push(tokens) + detokenizer.flush()
 
-    def detokenizer(self, *, skip_special: bool = True, continues: bool = False) -> Detokenizer:
+    def detokenizer(
+        self, *, skip_special: bool = True, continues: bool = False, shown: Collection[str] = ()
+    ) -> Detokenizer:
         """A new one for one choice. `continues`: the tokens go on a text before them, so that a space which
-        SentencePiece-style models put in front of every word is kept at the start."""
+        SentencePiece-style models put in front of every word is kept at the start. `shown`: special tokens
+        that are not skipped."""
         skipped = self.special_ids if skip_special else frozenset()
+        if skipped and shown:
+            skipped -= {self._backend.token_to_id(text) for text in shown}
         return Detokenizer(self.piece, skipped, self._errors, None if continues else self._strip)
 
     def piece(self, token: int) -> bytes:

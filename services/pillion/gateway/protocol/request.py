@@ -4,6 +4,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 FormName = Literal["chat", "completion"]
+CallForm = Literal["hermes", "llama3_json", "mistral"]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The tool calls that may stand in an answer's text."""
+
+    form: CallForm
+    names: tuple[str, ...]  # of the functions that may be called
+    single: bool = False  # the first one ends the choice
+    certain: bool = False  # tokens are drawn such that calls are whole: arguments are shown as they come
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,10 @@ class Output:
     token_ids: bool = False
     tokens_as_ids: bool = False  # logprobs name tokens as token_id:N
     continues: bool = False  # the tokens go on a text before them
+    calls: Calls | None = None
+    thinks: bool = False  # the text may begin with reasoning
+    thinking: bool = False  # it does: the prompt has the mark before it
+    show_thinking: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,31 @@
+"""`{"name": ..., "parameters": {...}}` as the whole answer, or behind `<|python_tag|>`; several with `;`
+between them: Llama 3.
+"""
+
+from pillion.gateway.calls import objects
+from pillion.gateway.protocol.request import Calls
+from pillion.gateway.source import NoCall, Source, Steps
+
+TAG = "<|python_tag|>"
+MARKS = (TAG,)
+
+
+def read(source: Source, calls: Calls) -> Steps[None]:
+    yield from source.space()
+    begun = yield from source.one_of(TAG, "{")
+    if begun != TAG:
+        source.again()
+    while begun or (yield from source.until(TAG)):
+        begun = ""
+        try:
+            while True:
+                yield from source.space()
+                yield from objects.read(source, calls)
+                if calls.single:
+                    return
+                yield from source.space()
+                yield from source.need(";")
+        except NoCall:
+            source.content()
+            if calls.single and source.calls:
+                return

@@ -1,0 +1,52 @@
+"""`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call, as
+newer ones write: Mistral.
+"""
+
+import re
+
+from pillion.gateway.calls import objects
+from pillion.gateway.protocol.request import Calls
+from pillion.gateway.source import NoCall, Source, Steps
+
+OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+MARKS = (OPEN, ID, ARGUMENTS)
+
+_NAME = re.compile(r"[a-zA-Z0-9_.\-]*")
+
+
+def read(source: Source, calls: Calls) -> Steps[None]:
+    while (yield from source.until(OPEN)):
+        try:
+            yield from source.space()
+            if (yield from source.one_of("[")):
+                yield from _listed(source, calls)
+            else:
+                yield from _named(source, calls)
+        except NoCall:
+            source.content()
+        if calls.single and source.calls:
+            return
+
+
+def _listed(source: Source, calls: Calls) -> Steps[None]:
+    while True:
+        yield from source.space()
+        yield from objects.read(source, calls)
+        if calls.single:
+            return
+        yield from source.space()
+        match (yield from source.one_of(",", "]")):
+            case "]":
+                source.leave_out()
+                return
+            case "":
+                raise NoCall
+
+
+def _named(source: Source, calls: Calls) -> Steps[None]:
+    name = yield from source.run(_NAME)
+    if (yield from source.one_of(ID, ARGUMENTS)) == ID:
+        yield from source.run(_NAME)
+        yield from source.need(ARGUMENTS)
+    yield from source.space()
+    yield from objects.arguments(source, calls, name)

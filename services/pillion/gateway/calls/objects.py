@@ -1,0 +1,70 @@
+"""A call as a JSON object: a function's name, and its arguments under one of two keys."""
+
+from typing import TypeVar
+
+import msgspec
+
+from pillion.gateway.protocol.request import Calls
+from pillion.gateway.source import NoCall, Source, Steps
+
+T = TypeVar("T")
+
+_ARGUMENTS = ("arguments", "parameters")
+
+
+def read(source: Source, calls: Calls) -> Steps[None]:
+    """Reads the object that comes next, and tells the call. Raises NoCall."""
+    name, given, streamed = "", "{}", False
+    yield from source.need("{")
+    while True:
+        yield from source.space()
+        key = _decoded((yield from source.value()), str)
+        yield from source.space()
+        yield from source.need(":")
+        yield from source.space()
+        if key in _ARGUMENTS and (yield from _certain(source, calls, name)):
+            yield from source.stream(name)
+            streamed = True
+        else:
+            value = yield from source.value()
+            if key == "name":
+                name = _decoded(value, str)
+            elif key in _ARGUMENTS and value != "null":
+                given = value
+        yield from source.space()
+        match (yield from source.one_of(",", "}")):
+            case "}":
+                break
+            case "":
+                raise NoCall
+    if streamed:
+        source.leave_out()
+    else:
+        _tell(source, calls, name, given)
+
+
+def arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
+    """Reads the arguments of a call that was named before them, and tells it. Raises NoCall."""
+    if (yield from _certain(source, calls, name)):
+        yield from source.stream(name)
+    else:
+        _tell(source, calls, name, (yield from source.value()))
+
+
+def _certain(source: Source, calls: Calls, name: str) -> Steps[bool]:
+    """Whether what comes next is the arguments, and will be whole."""
+    return calls.certain and name in calls.names and (yield from source.peek()) == "{"
+
+
+def _tell(source: Source, calls: Calls, name: str, given: str) -> None:
+    if name not in calls.names:
+        raise NoCall
+    _decoded(given, dict)
+    source.call(name, given)
+
+
+def _decoded(text: str, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        raise NoCall from None

@@ -11,6 +11,7 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from pillion.gateway.fields import CHAT, COMPLETION, FIELDS, GENERATE, STREAM_OPTIONS, TABLE, Form, read
 from pillion.gateway.protocol import body, forms
 from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.protocol.request import Tools
 
 MINIMAL: dict[Form, dict[str, Any]] = {
     Form.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
@@ -28,6 +29,15 @@ NOT_BOOL = [1, 0, "true", [], {}]
 NOT_INT = [True, 1.0, 1.5, "1", [], {}, 1 << 400, math.nan, math.inf]
 NOT_NUMBER = [True, "1", [], {}, 1 << 2000, 1e30, math.nan, math.inf, -math.inf]
 NOT_TEXT = [1, True, [], {}, 1.5, ""]
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "of x", "parameters": {"type": "object"}, "strict": True},
+}
+WRONG_FUNCTIONS: list[Any] = [
+    *({"name": name} for name in (None, 1, "", "a b", "x" * 65, "\u00fc")),
+    {"description": 1}, {"parameters": [1]}, {"parameters": "x"}, {"strict": "yes"},
+]  # fmt: skip
 
 # name: (values that are taken, values that are not)
 ACTED: dict[str, tuple[list[Any], list[Any]]] = {
@@ -76,6 +86,32 @@ ACTED: dict[str, tuple[list[Any], list[Any]]] = {
     "priority": ([-5, 0, 5], [True, 1.0, "1", 1 << 40]),
     "cache_salt": (["x"], NOT_TEXT),
     "request_id": (["x"], NOT_TEXT),
+    "tools": (
+        [
+            [],
+            [TOOL],
+            [TOOL, {"type": "function", "function": {"name": "g.h-1", "description": "", "strict": None}}],
+        ],
+        [
+            *(
+                1,
+                "x",
+                {},
+                [1],
+                [{}],
+                [TOOL, TOOL],
+                [TOOL] * 129,
+                [{"type": "custom", "custom": {"name": "x"}}],
+            ),
+            *([{"type": "function", "function": TOOL["function"] | wrong}] for wrong in WRONG_FUNCTIONS),
+        ],
+    ),
+    "tool_choice": (
+        ["none", "auto"],
+        ["any", 1, [], {}, {"type": "function"}, {"type": "allowed_tools"}, "required"],
+    ),
+    "parallel_tool_calls": ([True, False], NOT_BOOL),
+    "include_reasoning": ([True, False], NOT_BOOL),
 }
 LOGPROBS: dict[Form, tuple[list[Any], list[Any]]] = {
     CHAT: ([True, False], NOT_BOOL),
@@ -88,14 +124,10 @@ HARMLESS: dict[str, list[Any]] = {
     "prompt_cache_key": ["x"],
     "prompt_cache_retention": ["24h"],
     "prompt_cache_options": [{}],
-    "parallel_tool_calls": [True, False],
-    "include_reasoning": [True, False],
     "store": [False],
     "service_tier": ["auto", "default"],
     "verbosity": ["medium"],
     "spaces_between_special_tokens": [True],
-    "tools": [[]],
-    "tool_choice": ["none", "auto"],
     "functions": [[]],
     "function_call": ["none", "auto"],
     "response_format": [{"type": "text"}],
@@ -215,6 +247,43 @@ def test_what_spans_fields() -> None:
         assert refusal.value.param == param
 
 
+def test_what_is_said_of_tools_together() -> None:
+    chat: dict[str, Any] = MINIMAL[CHAT] | {"tools": [TOOL]}
+    seen = {"type": "function", "function": {k: v for k, v in TOOL["function"].items() if k != "strict"}}
+    asked = forms.chat(chat)
+    assert asked.tools == Tools((seen,)) and asked.prompt.tools == (seen,), (
+        "strict is not the model's to read"
+    )
+    assert forms.chat(chat | {"parallel_tool_calls": False}).tools == Tools((seen,), parallel=False)
+    none = forms.chat(chat | {"tool_choice": "none"})
+    assert none.tools is None and none.prompt.tools == (), "who may not call is not told what"
+    assert forms.chat(MINIMAL[CHAT] | {"tool_choice": "auto"}).tools is None
+    assert forms.tokenize(MINIMAL[CHAT] | {"tools": [TOOL]}).prompt.tools == (seen,)
+    assert forms.chat(chat).output.show_thinking
+    assert not forms.chat(chat | {"include_reasoning": False}).output.show_thinking
+    named = {"type": "function", "function": {"name": "g"}}
+    for wrong in (MINIMAL[CHAT] | {"tool_choice": "required"}, chat | {"tool_choice": named}):
+        with pytest.raises(ApiError) as refusal:
+            forms.chat(wrong)
+        assert refusal.value.param == "tool_choice"
+
+
+def test_what_a_model_said_before_is_as_templates_want_it() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": [2]}'}}
+    for arguments in ('{"b": 1, "a": [2]}', {"b": 1, "a": [2]}):
+        call["function"] = {"name": "f", "arguments": arguments}
+        said = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm"}
+        result = {"role": "tool", "tool_call_id": "c", "content": "2"}
+        prompt: Any = forms.chat({"messages": [*MINIMAL[CHAT]["messages"], said, result]}).prompt
+        (_, message, after) = prompt.messages
+        assert list(message["tool_calls"][0]["function"]["arguments"].items()) == [("b", 1), ("a", [2])]
+        assert (message["content"], message["reasoning"], message["reasoning_content"]) == ("", "hm", "hm")
+        assert after == result
+    call["function"] = {"name": "f", "arguments": ""}
+    prompt = forms.chat({"messages": [*MINIMAL[CHAT]["messages"], said]}).prompt
+    assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == {}
+
+
 @pytest.mark.parametrize(
     ("prompt", "param"),
     [
@@ -269,6 +338,7 @@ def test_unknown_keys_in_messages_are_ignored_and_counted() -> None:
         }
     ).prompt
     assert prompt.ignored_keys == 5
+    call["function"] = {"name": "f", "arguments": {}}
     assert prompt.messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
@@ -290,6 +360,22 @@ def test_unknown_keys_in_messages_are_ignored_and_counted() -> None:
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "x"}, 5], "messages[1]"),
         ([{"role": "assistant", "content": "x", "tool_calls": [5]}], "messages[0].tool_calls[0]"),
+        *(
+            (
+                [{"role": "assistant", "tool_calls": [{"function": wrong}]}],
+                f"messages[0].tool_calls[0].function{at}",
+            )
+            for wrong, at in (
+                (None, ""),
+                ({}, ".name"),
+                ({"name": 5}, ".name"),
+                ({"name": "f", "arguments": "{"}, ".arguments"),
+                ({"name": "f", "arguments": "[1]"}, ".arguments"),
+                ({"name": "f", "arguments": 5}, ".arguments"),
+                ({"name": "f", "arguments": "[" * 100_000}, ".arguments"),
+            )
+        ),
+        ([{"role": "assistant", "content": "x", "reasoning": 5}], "messages[0].reasoning"),
         ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
     ],
 )
@@ -316,8 +402,8 @@ def test_what_a_template_gets_from_the_server_is_not_for_kwargs(key: str) -> Non
 
 def test_a_refusal_is_one_sentence_that_says_why() -> None:
     with pytest.raises(ApiError) as refusal:
-        forms.chat(MINIMAL[CHAT] | {"tools": [{}]})
-    assert refusal.value.message == "tools is refused: tool calling is not supported yet."
+        forms.chat(MINIMAL[CHAT] | {"functions": [{}]})
+    assert refusal.value.message == "functions is refused: it is of an older kind; use tools."
 
 
 def test_text_parts_are_joined() -> None:

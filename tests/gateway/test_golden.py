@@ -27,6 +27,7 @@ def normalised(status: int, headers: Any, body: bytes) -> bytes:
     text = f"{status}\n{head}\n".encode() + body
     text = text.replace(identity.encode(), b"REQUEST")
     text = re.sub(rb'"created":\d+', b'"created":0', text)
+    text = re.sub(rb"call_[0-9a-f]{24}", b"CALL", text)
     return re.sub(rb"(?m)^(id: [0-9.x]+)-[0-9a-f]{8}$", rb"\1-CHECKSUM", text)
 
 
@@ -37,6 +38,11 @@ def logprob(token: int) -> TokenLogprob:
 async def words(stack: Any, request: Any, choice: int = 0, text: str = "Hi 🙂 there", **more: Any) -> None:
     tokens = stack.tokenizer.encode(text, add_special=False)
     await stack.driver.play(request, [*tokens, 2], choice, finish="stop", stop_token=2, **more)
+
+
+async def calls(stack: Any, request: Any) -> None:
+    text = 'See:\n<tool_call>{"name": "f", "arguments": {"a": "🙂"}}</tool_call>'
+    await words(stack, request, text=text)
 
 
 async def cut_short(stack: Any, request: Any) -> None:
@@ -67,6 +73,7 @@ async def fails_later(stack: Any, request: Any) -> None:
     await stack.driver.publish(request.gateway, Tokens(request.id, 0, 2, (), "error", error="boom"))
 
 
+TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
 USAGE = {"stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 FORMS: dict[str, tuple[tuple[str, dict[str, Any]], dict[str, Any], Any]] = {
@@ -81,6 +88,7 @@ FORMS: dict[str, tuple[tuple[str, dict[str, Any]], dict[str, Any], Any]] = {
     "chat-usage": (CHAT, USAGE, words),
     "chat-continuous-usage": (CHAT, CONTINUOUS, words),
     "chat-stop-string": (CHAT, {"stop": ["o thr", "three!"]}, cut_short),
+    "chat-tool-call": (CHAT, TOOLS, calls),
     "chat-error-before-the-first-token": (CHAT, {}, fails_at_once),
     "chat-error-after-the-first-token": (CHAT, {}, fails_later),
     "completion-error-after-the-first-token": (COMPLETION, {}, fails_later),

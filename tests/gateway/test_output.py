@@ -1,6 +1,7 @@
 """The output stage: the same text, entries and end, whatever the portions in which tokens come."""
 
 import json
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from pillion.contracts.entries import TokenLogprob, Tokens
 from pillion.gateway import position
 from pillion.gateway.answers import Answer, Head
 from pillion.gateway.output import Gap
-from pillion.gateway.protocol.request import Output
+from pillion.gateway.protocol.request import Calls, Output
 
 HEAD = Head("r", 1, "m", None, ((1, 2, 3),))
 TEXTS = st.one_of(
@@ -253,6 +254,18 @@ def fed(answer: Answer, portions: list[Tokens]) -> list[tuple[str, str]]:
     return [(event.id, json.dumps(event.data)) for item in portions for event in answer.feed(item)]
 
 
+CALL = '<tool_call>{"name": "f", "arguments": {"a": "🙂 STOP"}}</tool_call>'
+TOLD_APART = st.lists(
+    st.sampled_from(["<think>", "</think>", CALL, CALL[:-20], "STOP", " ", "\n", "Hm", "🙂", "<"]), max_size=6
+).map("".join)
+READINGS = st.fixed_dictionaries(
+    {
+        "calls": st.none() | st.builds(partial(Calls, "hermes", ("f",)), st.booleans(), st.booleans()),
+        "thinks": st.booleans(),
+        "thinking": st.booleans(),
+        "show_thinking": st.booleans(),
+    }
+)
 SPECS = st.fixed_dictionaries(
     {
         "form": st.sampled_from(["chat", "completion"]),
@@ -268,15 +281,17 @@ SPECS = st.fixed_dictionaries(
 
 @settings(deadline=None, max_examples=200)
 @given(
-    text=TEXTS,
+    text=TEXTS | TOLD_APART,
     cuts=st.lists(st.integers(0, 80), max_size=8),
     spec=SPECS,
+    reading=READINGS,
     drop=st.integers(0, 2),
     data=st.data(),
 )
 def test_a_stream_that_is_cut_anywhere_goes_on_to_the_same_bytes(
-    demo_model: Any, text: str, cuts: list[int], spec: Any, drop: int, data: Any
+    demo_model: Any, text: str, cuts: list[int], spec: Any, reading: Any, drop: int, data: Any
 ) -> None:
+    spec = spec | (reading if spec["form"] == "chat" else {})
     pieces = demo_model.tokenizer
     tokens = pieces.encode(text, add_special=False)
     tokens = tokens[: max(0, len(tokens) - drop)]

@@ -11,7 +11,12 @@ from pillion.gateway.meanings import MEANINGS, ROUTES
 from pillion.gateway.protocol.values import INT32, INT64
 
 _OPEN_ENDS = (INT32, -INT32, INT64, -INT64 - 1)
-_SAID_ELSEWHERE = {"messages": "array of messages", "stream_options": "object"}
+_SAID_ELSEWHERE = {
+    "messages": "array of messages",
+    "stream_options": "object",
+    "tools": "at most 128 functions",
+    "tool_choice": '`"none"`, `"auto"`',
+}
 
 _TEXT = Path(__file__).with_suffix(".md")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pillion.gateway.protocol import messages, values
+from pillion.gateway.protocol import messages, tools, values
 from pillion.gateway.protocol.errors import bad
 
 MAX_STOPS = 16
@@ -105,7 +105,7 @@ _prompts = {
 _messages = values.unchecked(messages.SCHEMA)
 _number, _integer, _boolean, _text = values.number, values.integer, values.boolean, values.text
 _structured = "structured output is not supported yet"
-_tools = "tool calling is not supported yet"
+_functions = "it is of an older kind"
 _scoring = "log probabilities of the prompt are not supported yet"
 _texts_only = "only text is supported"
 _thinking = "the model has no such setting; see chat_template_kwargs"
@@ -126,6 +126,11 @@ FIELDS: tuple[Field, ...] = (
     acted("chat_template_kwargs", (CHAT, TOKENIZE), values.mapping_without(TEMPLATE_OWN, _template)),
     acted("add_special_tokens", (CHAT, COMPLETION, TOKENIZE), _boolean),
     acted("return_token_strs", (TOKENIZE,), _boolean, False),
+    # Tools and reasoning
+    acted("tools", (CHAT, TOKENIZE), tools.definitions, ()),
+    acted("tool_choice", (CHAT,), tools.choice),
+    acted("parallel_tool_calls", (CHAT,), _boolean, True),
+    acted("include_reasoning", (CHAT,), _boolean, True),
     acted("truncate_prompt_tokens", GENERATE, _integer(-1, values.INT32)),
     acted("truncation_side", GENERATE, values.one_of(("left", "right")), "left"),
     # How much, and where it ends
@@ -169,17 +174,13 @@ FIELDS: tuple[Field, ...] = (
     harmless("prompt_cache_key", GENERATE, _is(str), "it must be a string; see cache_salt"),
     harmless("prompt_cache_retention", GENERATE, _is(str), "it must be a string"),
     harmless("prompt_cache_options", GENERATE, _is(dict), "it must be an object"),
-    harmless("parallel_tool_calls", (CHAT,), _is(bool), "it must be a boolean"),
-    harmless("include_reasoning", (CHAT,), _is(bool), "it must be a boolean"),
     refused("store", (CHAT,), "answers are not stored", unless=(False,)),
     refused("service_tier", GENERATE, "there is one tier", unless=("auto", "default")),
     refused("verbosity", (CHAT,), "the model has no such setting", unless=("medium",)),
     refused("spaces_between_special_tokens", GENERATE, "it cannot be turned off", unless=(True,)),
     # Not here, or not yet
-    refused("tools", (CHAT, TOKENIZE), _tools, unless=([],)),
-    refused("tool_choice", (CHAT,), _tools, unless=("none", "auto")),
-    refused("functions", (CHAT,), _tools, unless=([],)),
-    refused("function_call", (CHAT,), _tools, unless=("none", "auto")),
+    refused("functions", (CHAT,), f"{_functions}; use tools", unless=([],)),
+    refused("function_call", (CHAT,), f"{_functions}; use tool_choice", unless=("none", "auto")),
     harmless("response_format", GENERATE, _text_format, _structured),
     refused("structured_outputs", GENERATE, _structured),
     refused("guided_json", GENERATE, _structured),

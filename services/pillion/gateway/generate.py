@@ -43,12 +43,13 @@ async def generate(
             tenant=sender.tenant,
             traceparent=tracing.traceparent(span),
         )
+        output = model.output(asked, prompts)
         request = entry(asked, prompts, state.limits(facts), model.defaults, envelope)
         head = StreamHead(
             request=request,
             created=int(arrival),
             fingerprint=facts.fingerprint or None,
-            output=asked.output,
+            output=output,
             echoed=echoed,
             body=once.body if once else "",
             label=label,

@@ -1,21 +1,26 @@
 """The served model as the gateway knows it: its name, its text side and its sampling defaults; no weights."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 from pillion.config import Config
+from pillion.gateway import thinking
+from pillion.gateway.calls import FORMS, form_of, knows_tools
 from pillion.gateway.guard import bare
 from pillion.gateway.protocol.errors import ApiError, bad
-from pillion.gateway.protocol.request import Messages, Texts
+from pillion.gateway.protocol.request import CallForm, Calls, Generation, Messages, Output, Texts
 from pillion.gateway.templates import ChatTemplate, TemplateError
 from pillion.gateway.tokenizer import TextError, Tokenizer, load_tokenizer
+from pillion.gateway.untaught import as_text
 from pillion.modelfiles import SamplingDefaults, chat_templates, locate, sampling_defaults
 
 T = TypeVar("T")
 
 WORKERS = 2
+BLANKS = 4  # characters behind the last mark of a prompt
 MAX_CHARACTERS = 2 << 20  # of a text that nothing else bounds; tokenizing takes some 150 bytes for each
 
 
@@ -23,12 +28,23 @@ class Model:
     """Immutable. Blocking; `Texter` calls it beside the event loop."""
 
     def __init__(
-        self, name: str, tokenizer: Tokenizer, template: ChatTemplate, defaults: SamplingDefaults
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        defaults: SamplingDefaults,
+        call_form: CallForm | None = None,
+        thinks: bool = False,
     ) -> None:
+        """`call_form`: in which it writes tool calls, None for one that is not known. `thinks`: whether it
+        marks reasoning.
+        """
         self.name = name
         self.tokenizer = tokenizer
         self.template = template
         self.defaults = defaults
+        self.call_form = call_form
+        self.thinks = thinks
 
     def encode(self, prompt: Messages | Texts, max_tokens: int | None = None) -> tuple[tuple[int, ...], ...]:
         """The prompts' token ids. Raises ApiError.
@@ -51,6 +67,32 @@ class Model:
         except TextError as error:
             raise bad(param, f"{param}: {error}.", "invalid_unicode") from None
 
+    def output(self, asked: Generation, prompts: Sequence[Sequence[int]]) -> Output:
+        """How the answer to these prompts is to be read. Raises ApiError where tools cannot be called."""
+        if asked.output.form != "chat":
+            return asked.output
+        calls = None
+        if asked.tools is not None:
+            if self.call_form is None:
+                raise bad(
+                    "tools",
+                    "tools: how this model writes calls is not known; start with --tool-call-parser.",
+                    "unsupported_parameter",
+                )
+            names = tuple(tool["function"]["name"] for tool in asked.tools.definitions)
+            calls = Calls(self.call_form, names, single=not asked.tools.parallel)
+        return replace(
+            asked.output,
+            calls=calls,
+            thinks=self.thinks,
+            thinking=self.thinks and self._ends(prompts[0], thinking.OPEN),
+        )
+
+    def _ends(self, prompt: Sequence[int], text: str) -> bool:
+        """Whether the prompt ends with the text, but for blanks."""
+        tail = prompt[-(len(text) + BLANKS) :]  # a token has a character at least
+        return self.tokenizer.decode(tail, skip_special=False).rstrip().endswith(text)
+
     def texts(self, prompt: Messages | Texts) -> tuple[str, ...]:
         """The prompts as text, for an echo."""
         if isinstance(prompt, Messages):
@@ -67,9 +109,14 @@ class Model:
         return tuple(self.tokenizer.encode_chat(rendered))
 
     def _render(self, prompt: Messages) -> str:
+        messages, tools = prompt.messages, prompt.tools
+        if self.call_form is not None and not knows_tools(self.template.tool_source):
+            messages = tuple(as_text(messages, tools, FORMS[self.call_form].write))
+            tools = ()
         try:
             return self.template.render(
-                prompt.messages,
+                messages,
+                tools=tools,
                 add_generation_prompt=prompt.add_generation_prompt,
                 continue_final_message=prompt.continue_final_message,
                 kwargs=prompt.kwargs,
@@ -98,7 +145,24 @@ def load_model(config: Config) -> Model:
     sources = chat_templates(located, settings.chat_template)
     template = ChatTemplate(sources, tokenizer.special, tokenizer.guard)
     defaults = sampling_defaults(located, settings.generation_config)
-    return Model(settings.served_model_name or located.name, tokenizer, template, defaults)
+    return Model(
+        settings.served_model_name or located.name,
+        tokenizer,
+        template,
+        defaults,
+        _call_form(config.gateway.tool_call_parser, template),
+        _thinks(config.gateway.reasoning_parser, template),
+    )
+
+
+def _call_form(setting: str, template: ChatTemplate) -> CallForm | None:
+    if setting == "auto":
+        return form_of(template.tool_source)
+    return next((form for form in FORMS if form == setting), None)
+
+
+def _thinks(setting: str, template: ChatTemplate) -> bool:
+    return setting == "think" or (setting == "auto" and thinking.CLOSE in template.tool_source)
 
 
 class Texter:

@@ -41,6 +41,7 @@ _FILTERS = (
     "reverse", "safe", "select", "selectattr", "sort", "title", "trim", "truncate", "unique", "upper",
     "urlencode", "wordcount",
 )  # fmt: skip
+_HIGH = re.compile("[\x80-\ud7ff\ue000-\U0010ffff]")  # but no surrogates: marks stay as they are
 _WIDE = re.compile(r"%[^%a-zA-Z]*(?:\d{4,}|\*)")
 
 
@@ -301,9 +302,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._measure(value)
         if indent is not None and len(indent if isinstance(indent, str) else " " * min(int(indent), 99)) > 16:
             raise Exhausted("it indents too far")
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        written = json.dumps(
+            value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
         )
+        return _HIGH.sub(_escaped, written) if ensure_ascii else written
 
 
 class _Metered(NodeTransformer):
@@ -359,6 +361,10 @@ def _size(value: Any) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     return ELEMENT * len(value) if isinstance(value, list | tuple) else ELEMENT
+
+
+def _escaped(character: re.Match[str]) -> str:
+    return json.dumps(character[0])[1:-1]
 
 
 def _raise(message: str) -> None:

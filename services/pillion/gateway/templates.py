@@ -29,7 +29,10 @@ class ChatTemplate:
         guard: Guard,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`sources` by name, `default` among them; `guard` is the tokenizer's."""
+        """`sources` by name, `default` among them; `guard` is the tokenizer's.
+
+        `tool_source` is the one that chats with tools are rendered with.
+        """
         self._sandbox = Sandbox(now)
         self._templates: dict[str, jinja2.Template] = {}
         for name, source in sources.items():
@@ -42,6 +45,7 @@ class ChatTemplate:
             except RecursionError:
                 raise TemplateError("the chat template is nested too deeply") from None
         self._guard = guard
+        self.tool_source = sources.get(_TOOLS) or sources.get("default") or ""
         roles = ("bos", "eos", "pad", "unk")
         texts = {f"{role}_token": getattr(special, role) for role in roles}
         self._tokens = {name: text for name, text in texts.items() if text is not None}

@@ -139,6 +139,22 @@ class Gateway(Section, frozen=True):
     max_choices: Annotated[
         Positive, Meta(description="most sequences a request may ask for (prompts x n)")
     ] = 128
+    tool_call_parser: Annotated[
+        str,
+        Meta(
+            description="how the model writes tool calls: hermes, llama3_json or mistral; `auto` looks into"
+            " the chat template; with `none`, tools are refused",
+            pattern="^(auto|none|hermes|llama3_json|mistral)$",
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Meta(
+            description="what marks reasoning before an answer: `think` is `<think>...</think>`; `auto`"
+            " looks into the chat template",
+            pattern="^(auto|none|think)$",
+        ),
+    ] = "auto"
     request_timeout: Annotated[float, Meta(description="longest life of a request, seconds", gt=0)] = 3600.0
     drain_timeout: Annotated[float, Meta(description="grace period on SIGTERM, seconds", ge=0)] = 30.0
 

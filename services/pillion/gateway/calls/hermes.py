@@ -1,5 +1,7 @@
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, and many others."""
 
+import json
+
 from pillion.gateway.calls import objects
 from pillion.gateway.protocol.request import Calls
 from pillion.gateway.source import NoCall, Source, Steps
@@ -23,3 +25,8 @@ def read(source: Source, calls: Calls) -> Steps[None]:
             source.content()
         if calls.single and source.calls:
             return
+
+
+def write(name: str, arguments: str) -> str:
+    """A call as the model would write it; `arguments` in JSON."""
+    return f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n{CLOSE}'

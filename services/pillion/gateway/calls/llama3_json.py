@@ -2,6 +2,8 @@
 between them: Llama 3.
 """
 
+import json
+
 from pillion.gateway.calls import objects
 from pillion.gateway.protocol.request import Calls
 from pillion.gateway.source import NoCall, Source, Steps
@@ -29,3 +31,8 @@ def read(source: Source, calls: Calls) -> Steps[None]:
             source.content()
             if calls.single and source.calls:
                 return
+
+
+def write(name: str, arguments: str) -> str:
+    """A call as the model would write it; `arguments` in JSON."""
+    return f'{TAG}{{"name": {json.dumps(name)}, "parameters": {arguments}}}'

@@ -2,6 +2,7 @@
 newer ones write: Mistral.
 """
 
+import json
 import re
 
 from pillion.gateway.calls import objects
@@ -50,3 +51,8 @@ def _named(source: Source, calls: Calls) -> Steps[None]:
         yield from source.need(ARGUMENTS)
     yield from source.space()
     yield from objects.arguments(source, calls, name)
+
+
+def write(name: str, arguments: str) -> str:
+    """A call as the model would write it; `arguments` in JSON."""
+    return f'{OPEN}[{{"name": {json.dumps(name)}, "arguments": {arguments}}}]'

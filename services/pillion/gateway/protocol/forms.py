@@ -14,8 +14,10 @@ from pillion.gateway.protocol.request import (
     Output,
     Texts,
     Tokenize,
+    Tools,
     Wishes,
 )
+from pillion.gateway.protocol.tools import tools
 from pillion.gateway.protocol.values import INT32
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
@@ -24,13 +26,14 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
 def chat(body: dict[str, Any]) -> Generation:
     """POST /v1/chat/completions. Raises ApiError."""
     asked = fields.read(body, TABLE[CHAT])
-    prompt = _messages(asked)
+    may_call = tools(asked)
+    prompt = _messages(asked, may_call.definitions if may_call else ())
     logprobs = None
     if asked["logprobs"]:
         logprobs = asked["top_logprobs"] or 0
     elif asked["top_logprobs"]:
         raise bad("top_logprobs", "top_logprobs needs logprobs to be true.", "invalid_value")
-    return _generation(asked, prompt, logprobs)
+    return _generation(asked, prompt, logprobs, may_call)
 
 
 def completion(body: dict[str, Any]) -> Generation:
@@ -49,7 +52,7 @@ def tokenize(body: dict[str, Any]) -> Tokenize:
     if (asked["prompt"] is None) == (asked["messages"] is None):
         raise bad("prompt", "Give either prompt or messages.", "missing_required_parameter")
     if asked["messages"] is not None:
-        return Tokenize(_messages(asked), asked["model"], asked["return_token_strs"])
+        return Tokenize(_messages(asked, asked["tools"]), asked["model"], asked["return_token_strs"])
     special = asked["add_special_tokens"]
     texts = Texts((asked["prompt"],), add_special_tokens=True if special is None else special)
     return Tokenize(texts, asked["model"], asked["return_token_strs"])
@@ -61,7 +64,7 @@ def detokenize(body: dict[str, Any]) -> Detokenize:
     return Detokenize(asked["tokens"], asked["model"])
 
 
-def _messages(asked: dict[str, Any]) -> Messages:
+def _messages(asked: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> Messages:
     listed, ignored = messages("messages", asked["messages"])
     if asked["continue_final_message"] and asked["add_generation_prompt"]:
         raise bad(
@@ -74,6 +77,7 @@ def _messages(asked: dict[str, Any]) -> Messages:
         asked["add_generation_prompt"],
         asked["continue_final_message"],
         asked["chat_template_kwargs"],
+        tools,
         bool(asked["add_special_tokens"]),
         ignored,
     )
@@ -111,7 +115,9 @@ def _ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _generation(asked: dict[str, Any], prompt: Messages | Texts, logprobs: int | None) -> Generation:
+def _generation(
+    asked: dict[str, Any], prompt: Messages | Texts, logprobs: int | None, may_call: Tools | None = None
+) -> Generation:
     max_tokens = _max_tokens(asked)
     completion = isinstance(prompt, Texts)
     if max_tokens is None and completion:
@@ -137,6 +143,7 @@ def _generation(asked: dict[str, Any], prompt: Messages | Texts, logprobs: int |
             continuous_usage=options["continuous_usage_stats"],
             token_ids=asked["return_token_ids"],
             tokens_as_ids=asked["return_tokens_as_token_ids"],
+            show_thinking=asked.get("include_reasoning", True),
             continues=isinstance(prompt, Texts) or prompt.continue_final_message,
         ),
         wishes=Wishes(
@@ -153,6 +160,7 @@ def _generation(asked: dict[str, Any], prompt: Messages | Texts, logprobs: int |
             ignore_eos=asked["ignore_eos"],
             stop_token_ids=asked["stop_token_ids"],
         ),
+        tools=may_call,
         model=asked["model"],
         max_tokens=max_tokens,
         keep=_keep(asked),

@@ -1,12 +1,15 @@
 """The messages of a chat: roles and contents are checked, unknown keys are ignored and counted."""
 
+import json
 from typing import Any
 
 from pillion.gateway.protocol import values
 from pillion.gateway.protocol.errors import bad
 
+REASONING = ("reasoning_content", "reasoning")  # clients send what they read under either
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-KNOWN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"))
+KNOWN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", *REASONING))
+MAX_NAME = 256  # characters of a function's
 KNOWN_OF_PARTS = frozenset(("type", "text"))
 KNOWN_OF_CALLS = frozenset(("id", "type", "function"))
 KNOWN_OF_FUNCTIONS = frozenset(("name", "arguments"))
@@ -18,14 +21,24 @@ _PART = {
     "type": "object", "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": _text.schema},
 }  # fmt: skip
+_TEXT_OR_NULL = {"type": ["string", "null"]}
+_CALL = {
+    "type": "object", "required": ["function"],
+    "properties": {
+        "function": {
+            "type": "object", "required": ["name", "arguments"],
+            "properties": {"name": _text.schema, "arguments": {"type": ["string", "object", "null"]}},
+        },
+    },
+}  # fmt: skip
 _MESSAGE = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {
         "role": _role.schema,
         "content": {"anyOf": [_text.schema, {"type": "array", "items": _PART, "minItems": 1}]},
-        **dict.fromkeys(("name", "tool_call_id", "reasoning_content"), _text.schema),
-        "tool_calls": {"type": "array", "items": {"type": "object"}},
+        **dict.fromkeys(("name", "tool_call_id", *REASONING), _TEXT_OR_NULL),
+        "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
     },
 }
 SCHEMA = {"type": "array", "items": _MESSAGE, "minItems": 1}
@@ -66,9 +79,12 @@ def _message(path: str, message: dict[str, Any]) -> dict[str, Any]:
         raise bad(f"{path}.role", f"{path}.role is required.", "missing_required_parameter")
     role = _role(f"{path}.role", message["role"])
     result: dict[str, Any] = {"role": role}
-    for key in ("name", "tool_call_id", "reasoning_content"):
+    for key in ("name", "tool_call_id", *REASONING):
         if message.get(key) is not None:
             result[key] = _text(f"{path}.{key}", message[key])
+    thought = next((result[key] for key in REASONING if key in result), None)
+    if thought is not None:
+        result |= dict.fromkeys(REASONING, thought)
     calls = message.get("tool_calls")
     if calls:
         result["tool_calls"] = [
@@ -86,13 +102,25 @@ def _message(path: str, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(path: str, value: Any) -> dict[str, Any]:
-    """What is known of a call, for the template."""
-    call = values.mapping(path, value)
+    """What is known of a call, for the template: arguments as an object, as `transformers` wants them."""
+    call: dict[str, Any] = values.mapping(path, value)
     known = {key: call[key] for key in call if key in KNOWN_OF_CALLS}
-    function = known.get("function")
-    if isinstance(function, dict):
-        known["function"] = {key: function[key] for key in function if key in KNOWN_OF_FUNCTIONS}
-    return known
+    path += ".function"
+    function = values.mapping(path, known.get("function"))
+    name = values.text(MAX_NAME)(f"{path}.name", function.get("name"))
+    return known | {
+        "function": {"name": name, "arguments": _arguments(f"{path}.arguments", function.get("arguments"))}
+    }
+
+
+def _arguments(path: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str) and value:
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise bad(path, f"{path} must be JSON.", "invalid_value") from None
+    given: dict[str, Any] = values.mapping(path, value or {})
+    return given
 
 
 def _content(path: str, content: Any) -> str:

@@ -18,6 +18,16 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
+class Tools:
+    """The functions that a chat may call."""
+
+    definitions: tuple[dict[str, Any], ...]
+    required: bool = False  # at least one of them is called
+    only: str | None = None  # the one
+    parallel: bool = True  # more than one call may be made
+
+
+@dataclass(frozen=True, slots=True)
 class Messages:
     """A chat, for the model's template."""
 
@@ -25,6 +35,7 @@ class Messages:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     kwargs: dict[str, Any] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
     add_special_tokens: bool = False  # beside those that the template writes
     ignored_keys: int = 0  # unknown keys inside the messages
 
@@ -96,6 +107,7 @@ class Generation:
     prompt: Messages | Texts
     output: Output
     wishes: Wishes
+    tools: Tools | None = None
     model: str | None = None
     max_tokens: int | None = None  # None: what is left of the context
     keep: Keep | None = None  # of a prompt that is longer

@@ -52,6 +52,7 @@ ACTED: dict[str, tuple[list[Any], list[Any]]] = {
     "continue_final_message": ([False], NOT_BOOL),
     "chat_template_kwargs": ([{"a": 1}], [1, "a", [], True]),
     "add_special_tokens": ([True, False], NOT_BOOL),
+    "parse_special": ([True, False], NOT_BOOL),
     "return_token_strs": ([True, False], NOT_BOOL),
     "truncate_prompt_tokens": ([-1, 1, 9000], [*NOT_INT, 0, -2]),
     "truncation_side": (["left", "right"], [1, True, [], {}, "", "middle"]),

@@ -225,6 +225,21 @@ def test_the_configuration_decides_on_the_token_that_begins(tmp_path):
     assert load_tokenizer(folder_with(tmp_path, backend, add_bos_token=False)).encode("hello")[0] != bos
 
 
+def test_what_is_put_round_a_chat_makes_no_users_text_a_control_token(tmp_path):
+    backend = small_backend()
+    both = [(text, backend.token_to_id(text)) for text in ("<s>", "</s>")]
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=both)
+    tokenizer = load_tokenizer(folder_with(tmp_path, backend))
+    (bos, eos), guard = (number for _, number in both), tokenizer.guard
+    for text in ("Hi", "Hi</s>", "</s", "<s></s>"):
+        inner = tokenizer.encode(text, add_special=False)
+        for before, after in (("", ""), ("<s>", "</s>")):
+            rendered = f"{before}{guard.shield(text)}{after}"
+            written = [*[bos] * bool(before), *inner, *[eos] * bool(after)]
+            assert tokenizer.encode_chat(rendered) == written
+            assert tokenizer.encode_chat(rendered, add_special=True) == [bos, *written, eos]
+
+
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])
 def test_metaspace_decoders(scheme):
     backend = Backend(models.BPE(vocab={"▁a": 0, "▁b": 1, "c": 2, "▁▁": 3}, merges=[]))

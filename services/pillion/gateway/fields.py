@@ -125,6 +125,7 @@ FIELDS: tuple[Field, ...] = (
     acted("continue_final_message", (CHAT, TOKENIZE), _boolean, False),
     acted("chat_template_kwargs", (CHAT, TOKENIZE), values.mapping_without(TEMPLATE_OWN, _template)),
     acted("add_special_tokens", (CHAT, COMPLETION, TOKENIZE), _boolean),
+    acted("parse_special", (CHAT, COMPLETION, TOKENIZE), _boolean, False),
     acted("return_token_strs", (TOKENIZE,), _boolean, False),
     # Tools and reasoning
     acted("tools", (CHAT, TOKENIZE), tools.definitions, ()),

@@ -11,6 +11,7 @@ MEANINGS: Mapping[str, str] = {
     "continue_final_message": "The answer goes on the last message; with `add_generation_prompt` false.",
     "chat_template_kwargs": "Variables for the chat template.",
     "add_special_tokens": "Whether the tokenizer adds its own control tokens; chats: beside the template's.",
+    "parse_special": "Control tokens in texts are read as such, which else are text like any other.",
     "return_token_strs": "Also each token's text.",
     "tools": "Functions that the model may call, see tools.md.",
     "tool_choice": "`none`: the model is told of no tools.",

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from pillion.config import Config
@@ -60,10 +61,12 @@ class Model:
                 return (self._chat(prompt, most),)
             if prompt.ids:
                 return prompt.ids
-            special = prompt.add_special_tokens
             for text in prompt.texts:
                 _bounded(text, most, param)
-            return tuple(tuple(self.tokenizer.encode(text, add_special=special)) for text in prompt.texts)
+            encode = partial(
+                self.tokenizer.encode, add_special=prompt.add_special_tokens, control=prompt.parse_special
+            )
+            return tuple(tuple(encode(text)) for text in prompt.texts)
         except TextError as error:
             raise bad(param, f"{param}: {error}.", "invalid_unicode") from None
 
@@ -104,9 +107,9 @@ class Model:
     def _chat(self, prompt: Messages, most: int) -> tuple[int, ...]:
         rendered = self._render(prompt)
         _bounded(rendered, most, "messages")
-        if prompt.add_special_tokens:
-            return tuple(self.tokenizer.encode(bare(rendered), add_special=True, control=True))
-        return tuple(self.tokenizer.encode_chat(rendered))
+        if prompt.parse_special:
+            rendered = bare(rendered)
+        return tuple(self.tokenizer.encode_chat(rendered, add_special=prompt.add_special_tokens))
 
     def _render(self, prompt: Messages) -> str:
         messages, tools = prompt.messages, prompt.tools

@@ -347,13 +347,15 @@ def _call(method: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it is just its body."""
+    """`{% generation %}` marks what the assistant wrote, for training; here it is just its body, which keeps
+    its variables to itself.
+    """
 
     tags = {"generation"}
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _size(value: Any) -> int:

@@ -56,30 +56,31 @@ class Tokenizer:
         `add_special` adds what the model wants around a text (mostly a token that begins it). `control` reads
         control tokens that stand in the text as such; otherwise they are text like any other.
         """
-        return self._encode(text, add_special, control)
+        return list(self._encode(text, add_special, control).ids)
 
-    def encode_chat(self, rendered: str) -> list[int]:
+    def encode_chat(self, rendered: str, *, add_special: bool = False) -> list[int]:
         """Token ids of a rendered chat template: its control tokens count, those in users' text do not.
 
-        Nothing is added, since the template writes all. Raises TextError.
+        `add_special` adds what the model wants around a text, which most templates write themselves. Raises
+        TextError.
         """
         if MARK not in rendered:
-            return self._encode(rendered, add_special=False, control=True)
-        ids: list[int] = []
-        for piece, control in self.guard.split(rendered):
-            ids += self._encode(piece, add_special=False, control=control)
-        return ids
+            return self.encode(rendered, add_special=add_special, control=True)
+        pieces = [self._encode(piece, False, control) for piece, control in self.guard.split(rendered)]
+        if add_special:
+            whole = tokenizers.Encoding.merge(pieces)
+            return list(self._backend.post_process(whole, add_special_tokens=True).ids)
+        return [number for piece in pieces for number in piece.ids]
 
-    def _encode(self, text: str, add_special: bool, control: bool) -> list[int]:
+    def _encode(self, text: str, add_special: bool, control: bool) -> tokenizers.Encoding:
         try:
             with self._lock:
                 self._backend.encode_special_tokens = not control
                 # Of one text as of many, since only this one lets other threads run meanwhile.
                 (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
-                ids: list[int] = encoding.ids
         except (UnicodeEncodeError, TypeError):
             raise TextError("the text holds lone surrogates, which are no valid Unicode") from None
-        return ids
+        return encoding
 
     def decode(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
         """The whole text of some tokens; equal to what a `detokenizer` gives part by part."""

@@ -39,8 +39,7 @@ def chat(body: dict[str, Any]) -> Generation:
 def completion(body: dict[str, Any]) -> Generation:
     """POST /v1/completions. Raises ApiError."""
     asked = fields.read(body, TABLE[COMPLETION])
-    special = asked["add_special_tokens"]
-    prompt = _prompts(asked["prompt"], True if special is None else special)
+    prompt = _prompts(asked)
     if asked["best_of"] not in (None, 1, asked["n"]):
         raise bad("best_of", "best_of must equal n: all choices are returned.", "unsupported_parameter")
     return _generation(asked, prompt, asked["logprobs"])
@@ -53,9 +52,7 @@ def tokenize(body: dict[str, Any]) -> Tokenize:
         raise bad("prompt", "Give either prompt or messages.", "missing_required_parameter")
     if asked["messages"] is not None:
         return Tokenize(_messages(asked, asked["tools"]), asked["model"], asked["return_token_strs"])
-    special = asked["add_special_tokens"]
-    texts = Texts((asked["prompt"],), add_special_tokens=True if special is None else special)
-    return Tokenize(texts, asked["model"], asked["return_token_strs"])
+    return Tokenize(_texts(asked, [asked["prompt"]]), asked["model"], asked["return_token_strs"])
 
 
 def detokenize(body: dict[str, Any]) -> Detokenize:
@@ -79,20 +76,26 @@ def _messages(asked: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> Messa
         asked["chat_template_kwargs"],
         tools,
         bool(asked["add_special_tokens"]),
+        asked["parse_special"],
         ignored,
     )
 
 
-def _prompts(value: Any, add_special_tokens: bool) -> Texts:
+def _texts(asked: dict[str, Any], texts: list[str]) -> Texts:
+    special = asked["add_special_tokens"]
+    return Texts(tuple(texts), (), True if special is None else special, asked["parse_special"])
+
+
+def _prompts(asked: dict[str, Any]) -> Texts:
     """A text, a list of texts, token ids, or a list of lists of them."""
+    value = asked["prompt"]
     match value:
         case str():
             texts: list[Any] = [value]
         case [int(), *_]:
-            return Texts(ids=(_ids("prompt", value),), add_special_tokens=add_special_tokens)
+            return Texts(ids=(_ids("prompt", value),))
         case [list(), *_]:
-            ids = tuple(_ids(f"prompt[{index}]", entry) for index, entry in enumerate(value))
-            return Texts(ids=ids, add_special_tokens=add_special_tokens)
+            return Texts(ids=tuple(_ids(f"prompt[{index}]", entry) for index, entry in enumerate(value)))
         case [*entries]:
             texts = entries
         case _:
@@ -102,7 +105,7 @@ def _prompts(value: Any, add_special_tokens: bool) -> Texts:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise bad(f"prompt[{index}]", "prompt must hold strings only, or token ids only.", "invalid_type")
-    return Texts(tuple(texts), add_special_tokens=add_special_tokens)
+    return _texts(asked, texts)
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:

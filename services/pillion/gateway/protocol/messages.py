@@ -6,7 +6,7 @@ from typing import Any
 from pillion.gateway.protocol import values
 from pillion.gateway.protocol.errors import bad
 
-REASONING = ("reasoning_content", "reasoning")  # clients send what they read under either
+REASONING = ("reasoning_content", "reasoning", "thinking")  # names of one thing, to clients and templates
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 KNOWN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", *REASONING))
 MAX_NAME = 256  # characters of a function's

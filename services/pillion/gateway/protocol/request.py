@@ -37,6 +37,7 @@ class Messages:
     kwargs: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] = ()
     add_special_tokens: bool = False  # beside those that the template writes
+    parse_special: bool = False  # control tokens in its texts are read as such
     ignored_keys: int = 0  # unknown keys inside the messages
 
 
@@ -47,6 +48,7 @@ class Texts:
     texts: tuple[str, ...] = ()
     ids: tuple[tuple[int, ...], ...] = ()
     add_special_tokens: bool = True
+    parse_special: bool = False
 
 
 @dataclass(frozen=True, slots=True)

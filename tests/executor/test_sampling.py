@@ -16,6 +16,7 @@ from pillion.kernels import filters
 from pillion.kernels.interface import Backend
 from pillion.kernels.reference import ReferenceBackend
 from tests.cpu_kernels import cpu_backend
+from tests.executor.distributions import agree, oracle
 
 V = 512
 END = (0, 2)
@@ -30,37 +31,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 def logits(rows: int, seed: int = 0, scale: float = 2.0, vocabulary: int = V) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * scale
-
-
-def oracle(row: np.ndarray, sampling: Sampling, prompt: list[int], output: list[int]) -> np.ndarray:
-    """The distribution, written the slow way: loops, full sorts, float64."""
-    x = [float(value) for value in row]
-    for token in set(prompt) | set(output):
-        r = sampling.repetition_penalty
-        x[token] = x[token] / r if x[token] > 0 else x[token] * r
-    for token, count in Counter(output).items():
-        x[token] -= sampling.frequency_penalty * count + sampling.presence_penalty
-    for token, bias in sampling.logit_bias.items():
-        x[token] += bias
-    if len(output) < sampling.min_tokens:
-        for token in (*END, *sampling.stop_token_ids):
-            x[token] = -math.inf
-    peak = max(x)
-    p = [math.exp((value - peak) / sampling.temperature) for value in x]
-    order = sorted(range(len(p)), key=lambda token: (-p[token], token))
-    if sampling.top_k:
-        order = order[: sampling.top_k]
-    total = sum(p[token] for token in order)
-    kept, mass = [], 0.0
-    for token in order:
-        if sampling.top_p < 1 and mass >= sampling.top_p * total:
-            break
-        kept.append(token)
-        mass += p[token]
-    kept = [token for token in kept if p[token] >= sampling.min_p * p[order[0]]]
-    result = np.zeros(len(x))
-    result[kept] = [p[token] for token in kept]
-    return result / result.sum()
 
 
 def drawn(
@@ -114,20 +84,7 @@ def test_frequencies_are_the_distribution(backend: Backend, name: str) -> None:
     row[0] = 3.0
     prompt, output = [11, 12, 13, 13], [13, 14, 14, 14, 15]
     expected = oracle(row.numpy(), CASES[name], prompt, output)
-    counts = drawn(backend, row, CASES[name], prompt, output, DRAWS)
-    assert counts.sum() == DRAWS
-    assert counts[expected == 0].sum() == 0  # nothing that is filtered is ever drawn
-    # Pearson's chi-square over cells of at least five expected draws, the rest pooled.
-    cells = expected * DRAWS >= 5
-    seen = np.append(counts[cells], counts[~cells].sum())
-    wanted = np.append(expected[cells], expected[~cells].sum()) * DRAWS
-    seen, wanted = seen[wanted > 0], wanted[wanted > 0]
-    degrees = max(wanted.size - 1, 1)
-    chi = float(((seen - wanted) ** 2 / wanted).sum())
-    # Wilson-Hilferty: the cube root of chi/degrees is near normal. Seeds are fixed, so this never flickers.
-    z = ((chi / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / math.sqrt(2 / (9 * degrees))
-    assert z < 3.5
-    assert wanted.size > 1 or expected.max() == 1.0
+    agree(drawn(backend, row, CASES[name], prompt, output, DRAWS), expected)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -20,6 +20,7 @@ from pillion.executor.models.spec import ModelSpec
 from pillion.executor.sampling import Sampler
 from pillion.executor.slots import BadPlan, Slots
 from pillion.executor.work import Costs, Work
+from pillion.grammar import Grammars
 from pillion.kernels.four_bit import FourBit
 from pillion.kernels.interface import Backend, CacheShape
 from pillion.kernels.rows import RowCounts, candidates, check, few_candidates, sample_rows
@@ -99,7 +100,8 @@ class Engine:
             raise ConfigError(str(error)) from None
         self._slots = Slots(max_num_seqs, pool.max_model_len, pool.num_blocks, block_size, spec.end_tokens)
         self._batch = Batch(max_step_tokens, max_num_seqs, self._slots.tables.shape[1], device)
-        self._sampler = Sampler(backend, spec.vocab_size, spec.end_tokens, max_num_seqs)
+        self.grammars = Grammars(located, spec.vocab_size, max_num_seqs)
+        self._sampler = Sampler(backend, spec.vocab_size, spec.end_tokens, max_num_seqs, self.grammars)
         self._costs = Costs.of(
             spec, shard, dtype.itemsize, self.model.matrix_bytes, self.model.head.weight_bytes
         )
@@ -226,13 +228,14 @@ class Engine:
         return rows
 
     def _compute(self, rows: Sequence[Row], result: executor_pb2.StepResult, began: float) -> None:
+        sampling = [row for row in rows if row.sample]
+        self._sampler.expect([row.slot for row in sampling])
         padded = self.row_counts.up(sum(row.count for row in rows))
         step = self._batch.fill(rows, self._slots, padded)
         attention = self._backend.begin(self._cache, step.attention, self.model.heads)
         prepared = time.perf_counter()
         hidden = self.model.forward(step.token_ids, step.attention.positions, attention)
         ran = time.perf_counter()
-        sampling = [row for row in rows if row.sample]
         draws = None
         judged = ran
         if sampling:

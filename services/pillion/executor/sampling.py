@@ -2,7 +2,8 @@
 
 A draw is a function of (logits, tokens so far, sampling, choice, output position): the same in every batch,
 after every preemption and restart. The logits of a row are changed in this order: penalties, bias, the ban on
-ending before `min_tokens`, temperature, top-k, top-p, min-p. Log-probabilities are of the unchanged logits.
+ending before `min_tokens`, the constraint's mask, temperature, top-k, top-p, min-p. Log-probabilities are of
+the unchanged logits.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,17 @@ import torch
 from numpy.typing import NDArray
 
 from pillion.contracts import executor_pb2
-from pillion.contracts.entries import Sampling, TokenLogprob
+from pillion.contracts.entries import Constraint, Sampling, TokenLogprob
 from pillion.executor import penalties
 from pillion.executor.random import uniforms
+from pillion.grammar import Grammars, Masked
 from pillion.kernels import filters
 from pillion.kernels.interface import WISH, Backend
 
 GREEDY_BELOW = 1e-5  # temperatures below it pick the likeliest token
 _SEED = (1 << 64) - 1  # what counts of a seed
+_NOTHING_LEFT = "no token is left to draw; ask for a lower min_tokens or another logit_bias"
+_NOTHING_FITS = "no token is left that fits the constraint; does it need one of the stop_token_ids?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Draws:
 class _State:
     """What a sequence's slot knows beside its wish."""
 
-    __slots__ = ("_banned", "_bias_ids", "_bias_values", "_changes", "history", "sampling")
+    __slots__ = ("_banned", "_bias_ids", "_bias_values", "_changes", "_ends", "_stops", "history", "sampling")
 
     def __init__(
         self, sampling: Sampling, tokens: NDArray[np.int32], prompt_length: int, end_tokens: Sequence[int]
@@ -49,30 +53,63 @@ class _State:
         self.history = penalties.History(tokens, prompt_length) if penalties.wanted(sampling) else None
         self._bias_ids = np.fromiter(sampling.logit_bias.keys(), np.intp, len(sampling.logit_bias))
         self._bias_values = np.fromiter(sampling.logit_bias.values(), np.float32, len(sampling.logit_bias))
-        self._banned = np.array(sorted({*end_tokens, *sampling.stop_token_ids}), np.intp)
-        self._changes = self.history is not None or self._bias_ids.size > 0
+        self._ends = np.array(sorted(end_tokens), np.intp)
+        self._stops = np.array(sorted(sampling.stop_token_ids), np.intp)
+        self._banned = np.union1d(self._ends, self._stops)
+        self._changes = self.history is not None or self._bias_ids.size > 0 or sampling.constraint is not None
 
     def changes(self, position: int) -> bool:
         """Whether the row is drawn from other logits than the model's."""
         return self._changes or position < self.sampling.min_tokens
 
-    def change(self, row: NDArray[np.float32], position: int) -> None:
-        """Changes `row` [V] in place."""
+    def change(self, row: NDArray[np.float32], position: int, masked: Masked | None) -> None:
+        """Changes `row` [V] in place. `masked` is of a constrained sequence."""
         if self.history is not None:
             self.history.penalize(row, self.sampling)
         row[self._bias_ids] += self._bias_values
-        if position < self.sampling.min_tokens:
+        if masked is not None:
+            row[~self._allowed(masked, row.size, position)] = -np.inf
+        elif position < self.sampling.min_tokens:
             row[self._banned] = -np.inf
+
+    def _allowed(self, masked: Masked, size: int, position: int) -> NDArray[np.bool_]:
+        """What fits the constraint, [size]. It ends only where it may, and not as long as it is not to end,
+        unless nothing else is left."""
+        bits = np.unpackbits(np.frombuffer(masked.bits, np.uint8), count=size, bitorder="little")
+        allowed = bits.view(np.bool_)
+        if masked.accepting:
+            allowed[self._ends] = True
+        allowed[self._stops] = masked.accepting
+        early = (
+            self._banned
+            if position < self.sampling.min_tokens
+            else self._ends
+            if self.sampling.ignore_eos
+            else None
+        )
+        if early is not None:
+            kept = allowed[early]
+            allowed[early] = False
+            if not allowed.any():
+                allowed[early] = kept
+        return allowed
 
 
 class Sampler:
     """The sampling state of all slots; used by the compute thread alone."""
 
     def __init__(
-        self, backend: Backend, vocab_size: int, end_tokens: Sequence[int], max_num_seqs: int
+        self,
+        backend: Backend,
+        vocab_size: int,
+        end_tokens: Sequence[int],
+        max_num_seqs: int,
+        grammars: Grammars | None = None,
     ) -> None:
-        """Slots are below `max_num_seqs`."""
+        """Slots are below `max_num_seqs`. Without `grammars` no sequence can be constrained."""
         self._backend = backend
+        self._grammars = grammars
+        self._expected = False
         self._vocab_size = vocab_size
         self._end_tokens = tuple(token for token in end_tokens if token < vocab_size)
         self._states: dict[int, _State] = {}
@@ -102,6 +139,11 @@ class Sampler:
                     raise ValueError(
                         f"{name} names token {token}; the vocabulary ends at {self._vocab_size - 1}"
                     )
+        if sampling.constraint is not None:
+            if self._grammars is None:
+                raise ValueError("constraints need the model's tokenizer")
+            output = np.asarray(tokens, np.int32)[prompt_length:].tolist()
+            self._grammars.open(slot, sampling.constraint, output)
         self._states[slot] = _State(sampling, np.asarray(tokens, np.int32), prompt_length, self._end_tokens)
         temperature = 0.0 if sampling.temperature < GREEDY_BELOW else sampling.temperature
         self._wishes[slot] = (temperature, sampling.top_p, sampling.min_p, 0.0, sampling.top_k)
@@ -109,24 +151,38 @@ class Sampler:
 
     def remove(self, slot: int) -> None:
         """Forgets the slot's sequence; a slot that holds none is left so."""
-        self._states.pop(slot, None)
+        state = self._states.pop(slot, None)
+        if state is not None and state.sampling.constraint is not None and self._grammars is not None:
+            self._grammars.close((slot,))
 
     def clear(self) -> None:
         self._states.clear()
+        if self._grammars is not None:
+            self._grammars.clear()
 
     def note(self, slot: int, token: int) -> None:
         """Tells that `token` became part of the slot's sequence."""
-        history = self._states[slot].history
-        if history is not None:
-            history.note(token)
+        state = self._states[slot]
+        if state.history is not None:
+            state.history.note(token)
+        if state.sampling.constraint is not None and self._grammars is not None:
+            self._grammars.note(slot, token)
+
+    def expect(self, slots: Sequence[int]) -> None:
+        """Tells before the forward pass whose next token will be drawn: masks are made meanwhile."""
+        if self._grammars is not None:
+            constrained = {slot for slot in slots if self._states[slot].sampling.constraint is not None}
+            self._grammars.ask(sorted(constrained))
+            self._expected = True
 
     def sample(self, logits: torch.Tensor, slots: Sequence[int], positions: Sequence[int]) -> Draws:
         """Draws one token a row of `logits`, float32 [R, V], R = len(slots); the state is not changed.
 
         `positions` are output positions: how many tokens each sequence has generated before this one. A row
-        without a finite largest logit is an error of that row alone.
+        without a finite largest logit, or without the mask of its constraint, is an error of that row alone.
         """
         states = [self._states[slot] for slot in slots]
+        masks, unmasked = self._masks(slots, states)
         wishes = self._wishes[slots]
         if wishes["temperature"].any():
             seeds, choices = self._seeds[:, slots]
@@ -141,15 +197,15 @@ class Sampler:
             row: f"the largest logit is {float(logits[row].max())}; "
             "the model's weights or dtype do not suit this input"
             for row in np.flatnonzero(tokens < 0).tolist()
-        }
+        } | unmasked
         if rows := [row for row in changed if row not in errors]:
             copies = logits[rows].numpy(force=True)
             for copy, row in zip(copies, rows, strict=True):
-                states[row].change(copy, positions[row])
+                states[row].change(copy, positions[row], masks.get(slots[row]))
             tokens[rows] = self._backend.draw(torch.from_numpy(copies), wishes[rows])
             for row in rows:
                 if tokens[row] < 0:
-                    errors[row] = "no token is left to draw; ask for a lower min_tokens or another logit_bias"
+                    errors[row] = _NOTHING_FITS if slots[row] in masks else _NOTHING_LEFT
         logprobs: list[TokenLogprob | None] = [None] * len(states)
         told = [
             (row, state.sampling.logprobs)
@@ -160,7 +216,27 @@ class Sampler:
             host = logits.numpy(force=True)
             for row, alternatives in told:
                 logprobs[row] = logprob(host[row], int(tokens[row]), alternatives)
+        for row in unmasked:
+            tokens[row] = -1
         return Draws(tokens.tolist(), logprobs, errors)
+
+    def _masks(
+        self, slots: Sequence[int], states: "Sequence[_State]"
+    ) -> tuple[dict[int, Masked], dict[int, str]]:
+        """The masks of those slots that are constrained, and by row why one has none."""
+        rows = {row: slots[row] for row, state in enumerate(states) if state.sampling.constraint is not None}
+        if not rows or self._grammars is None:
+            return {}, {}
+        if not self._expected:
+            self.expect(slots)
+        self._expected = False
+        masks = self._grammars.answer()
+        errors = {
+            row: f"the constraint cannot be kept: {self._grammars.why(slot) or masks[slot].error}"
+            for row, slot in rows.items()
+            if slot not in masks or masks[slot].error
+        }
+        return masks, errors
 
 
 def logprob(row: NDArray[np.float32], token: int, k: int) -> TokenLogprob:
@@ -196,4 +272,9 @@ def from_wire(message: executor_pb2.Sampling) -> Sampling:
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        constraint=_constraint(message) if message.HasField("constraint") else None,
     )
+
+
+def _constraint(message: executor_pb2.Sampling) -> Constraint:
+    return Constraint(message.constraint.kind, message.constraint.text)  # type: ignore[arg-type]

@@ -121,7 +121,8 @@ class Slots:
                 max_tokens=take.max_tokens,
                 choice=take.choice,
                 sampling=sampling,
-                ends=ends if sampling.ignore_eos else ends | self._end_tokens,
+                # A complete text is ended all the same: nothing can follow it.
+                ends=ends if sampling.ignore_eos and sampling.constraint is None else ends | self._end_tokens,
             )
             self._grant(take.slot, list(take.blocks))
         first = 0
@@ -139,7 +140,7 @@ class Slots:
         sequence = self[slot]
         self.tokens[slot, sequence.length] = token
         sequence.length += 1
-        if token in sequence.ends and sequence.output > sequence.sampling.min_tokens:
+        if token in sequence.ends:
             sequence.finish = executor_pb2.STOP
         elif sequence.output >= sequence.max_tokens or sequence.length >= self.max_model_len:
             sequence.finish = executor_pb2.LENGTH

@@ -3,8 +3,9 @@
 import codecs
 from collections.abc import Callable, Iterable, Set
 
-# How SentencePiece-style decoders show bytes that are no UTF-8: one replacement character for each.
-EACH_BYTE = "pillion-each-byte"
+from pillion.modelfiles.pieces import EACH_BYTE
+
+# One replacement character for each.
 codecs.register_error(EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end))  # type: ignore[attr-defined]
 
 

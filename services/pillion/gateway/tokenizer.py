@@ -2,30 +2,26 @@
 
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import processors
 
-from pillion.gateway.detokenizer import EACH_BYTE, Detokenizer
+from pillion.gateway.detokenizer import Detokenizer
 from pillion.gateway.gguf_tokenizer import build_tokenizer
 from pillion.gateway.guard import MARK, Guard
 from pillion.modelfiles import Located, ModelFileError, SpecialTokens, special_tokens
 from pillion.modelfiles.gguf import GgufFile
+from pillion.modelfiles.pieces import UnsupportedDecoder, decoding
 from pillion.modelfiles.texts import read_json
 
 MAX_JOINED = 4  # characters that a normalizer makes one of
-_SPACE = "▁"
 
 
 class TextError(ValueError):
     """Text that cannot be tokenized, because it is no valid Unicode."""
-
-
-class UnsupportedDecoder(ModelFileError):
-    """A tokenizer that turns tokens into text in a way that is not known here."""
 
 
 class Tokenizer:
@@ -47,7 +43,7 @@ class Tokenizer:
             max(map(len, vocabulary), default=0) * joins
         )  # characters of text that one token can take
         self.guard = Guard(token.content for token in added.values() if token.special)
-        self._to_bytes, self._errors, self._strip = _decoding(backend)
+        self._to_bytes, self._errors, self._strip = decoding(_decoder(backend))
         self._pieces: dict[int, bytes] = {}
 
     def encode(self, text: str, *, add_special: bool = True, control: bool = False) -> list[int]:
@@ -150,54 +146,7 @@ def _from_folder(folder: Path, special: SpecialTokens) -> tokenizers.Tokenizer:
     return backend
 
 
-ToBytes = Callable[[str], bytes]
-
-
-def _decoding(backend: tokenizers.Tokenizer) -> tuple[ToBytes, str, Callable[[bytes], bytes] | None]:
-    """How the backend decodes: token to bytes, what to do with invalid UTF-8, what the first piece loses."""
-    decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
-    steps: list[dict[str, Any]] = decoder.get("decoders", [decoder])
-    kinds = [step.get("type") for step in steps]
-    if "ByteLevel" in kinds:
-        return _byte_level, "replace", None
-    if kinds == ["Metaspace"]:
-        drops = steps[0].get("prepend_scheme", "always") != "never"
-        mark = str(steps[0].get("replacement", _SPACE))
-        # Of the first token every space is dropped.
-        return (
-            lambda text: text.replace(mark, " ").encode(),
-            "replace",
-            (lambda piece: piece.replace(b" ", b"")) if drops else None,
-        )
-    if set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"} and "Replace" in kinds:
-        strips = any(step.get("type") == "Strip" and step.get("start") for step in steps)
-        return _byte_fallback, EACH_BYTE, (lambda piece: piece.removeprefix(b" ")) if strips else None
-    raise UnsupportedDecoder(
-        f"the tokenizer's decoder ({', '.join(map(str, kinds))[:200]}) is of a kind that is not supported"
-    )
-
-
-def _byte_fallback(text: str) -> bytes:
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        try:
-            return bytes([int(text[3:5], 16)])
-        except ValueError:
-            return text.encode()
-    return text.replace(_SPACE, " ").encode()
-
-
-def _byte_level(text: str) -> bytes:
-    try:
-        return bytes([_BYTES[character] for character in text])
-    except KeyError:  # an added token, which is written as itself
-        return text.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: itself where it is visible Latin-1, else from U+0100 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
-
-
-_BYTES = _byte_alphabet()
+def _decoder(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """What tokenizer.json would say under `decoder`."""
+    said: dict[str, Any] = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+    return said

@@ -107,6 +107,9 @@ def _sampling(sampling: Sampling) -> pb.Sampling:
     )
     if sampling.logprobs is not None:
         message.logprobs = sampling.logprobs
+    if sampling.constraint is not None:
+        message.constraint.kind = sampling.constraint.kind
+        message.constraint.text = sampling.constraint.text
     return message
 
 

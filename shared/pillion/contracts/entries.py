@@ -5,7 +5,7 @@ the reader can set the entry aside instead of guessing. What a field may hold is
 that no service could go on with (NaN among them) are refused on reading, before they do any harm.
 """
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -34,6 +34,22 @@ class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of all entries: frozen; fields at their default take no bytes."""
 
 
+MAX_CONSTRAINT = 1 << 17
+"""Characters of a constraint. A plan may carry one for each slot."""
+
+
+class Constraint(Struct, frozen=True):
+    """What a choice's whole text has to be, see pillion.grammar.
+
+    `json`: a JSON Schema; what llguidance is told of it stands under its key `x-guidance`. `regex`: all of
+    the text matches. `lark`: a grammar in llguidance's variant of Lark, which can hold schemas and special
+    tokens. `ebnf`: one in the notation of llama.cpp.
+    """
+
+    kind: Literal["json", "regex", "lark", "ebnf"]
+    text: Annotated[str, Meta(min_length=1, max_length=MAX_CONSTRAINT)]
+
+
 class Sampling(Struct, frozen=True):
     """How a token is drawn from one position's logits. The draw depends on (seed, choice, position) only."""
 
@@ -52,6 +68,7 @@ class Sampling(Struct, frozen=True):
     logprobs: Annotated[int, Meta(ge=0, le=1024)] | None = (
         None  # None: none; 0: of the token itself; k: and of the k likeliest
     )
+    constraint: Constraint | None = None
 
 
 class Request(Struct, frozen=True):

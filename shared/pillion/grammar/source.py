@@ -1,0 +1,109 @@
+"""From a constraint to the grammar that llguidance compiles, and from its errors to ours. Pure."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from llguidance import LLMatcher, regex_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from pillion.contracts.entries import Constraint
+
+# A token is allowed exactly if the text with it can still become one that fits. llguidance would else force
+# its own tokenization of what is certain, for which it would need the tokenizer.
+_OPTIONS = '%llguidance {"no_forcing": true}'
+
+_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+_JSON_ERROR = "failed to compile JSON schema: "
+_REGEX_ERROR = re.compile(r'^invalid regex ".*" \(in regex\): ', re.DOTALL)
+
+# Where a JSON Schema holds others: in an object of them, in an array of them, or as the value itself.
+_SHARED = ("$defs", "definitions")  # at the top, for references
+_MAPS = ("properties", "patternProperties")
+_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "not")
+MAX_LOOKS = 200  # subschemas that are tried in search of the one that is at fault
+
+
+class GrammarError(ValueError):
+    """The constraint cannot be compiled; the message says why, and where in it."""
+
+
+def grammar(constraint: Constraint) -> str:
+    """Raises GrammarError."""
+    text = constraint.text
+    match constraint.kind:
+        case "json":
+            lark = f"start: %json {text}"
+        case "regex":
+            lark = f"start: /{regex_to_lark(text, 'd')}/"
+        case "lark":
+            lark = text
+        case "ebnf":
+            try:
+                lark = any_to_lark(text)
+            except (GbnfToLarkError, IndexError, ValueError) as error:
+                raise GrammarError(_first_line(str(error))) from None
+            except RecursionError:
+                raise GrammarError("it is nested too deeply") from None
+    return LLMatcher.grammar_from_lark(f"{lark}\n{_OPTIONS}\n")
+
+
+def words(constraint: Constraint, error: str, compiles: Callable[[Constraint], str]) -> str:
+    """llguidance's error without the text that it is about. `compiles` gives another constraint's error."""
+    if error.startswith("NoExtension"):
+        error = "no text fits it"
+    place = _PLACE.match(error)
+    text = _PLACE.sub("", error)
+    match constraint.kind:
+        case "json":
+            said = _first_line(text.removeprefix(_JSON_ERROR))
+            where = _at_fault(json.loads(constraint.text), error, compiles)
+            return f"{said} (at {where})"
+        case "regex":
+            text = _REGEX_ERROR.sub("", text)
+            return _first_line(text.partition("\nerror: ")[2] or text.partition("; ")[0])
+        case _:
+            said = _first_line(text)
+            return f"line {place[1]}, column {place[2]}: {said}" if place else said
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+def _at_fault(schema: dict[str, Any], error: str, compiles: Callable[[Constraint], str]) -> str:
+    """JSON pointer of the innermost subschema that gives the same error by itself."""
+    shared = {name: schema[name] for name in _SHARED if name in schema}
+    where, looks, said = "#", 0, _essence(error)
+    while True:
+        for path, inner in _inner(schema, top=where == "#"):
+            looks += 1
+            if looks > MAX_LOOKS:
+                return where
+            if _essence(compiles(Constraint("json", json.dumps(shared | inner)))) == said:
+                where, schema = f"{where}/{path}", inner
+                break
+        else:
+            return where
+
+
+def _essence(error: str) -> str:
+    return _first_line(_PLACE.sub("", error))
+
+
+def _inner(schema: dict[str, Any], top: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name in (*_SHARED, *_MAPS) if top else _MAPS:
+        if isinstance(found := schema.get(name), dict):
+            yield from (
+                (f"{name}/{key.replace('~', '~0').replace('/', '~1')}", inner)
+                for key, inner in found.items()
+                if isinstance(inner, dict)
+            )
+    for name in _LISTS:
+        if isinstance(found := schema.get(name), list):
+            yield from ((f"{name}/{n}", inner) for n, inner in enumerate(found) if isinstance(inner, dict))
+    for name in _SINGLE:
+        if isinstance(found := schema.get(name), dict):
+            yield name, found

@@ -1,0 +1,167 @@
+"""The grammar process: what it says of constraints, and what becomes of its slots when one is hostile."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pillion.contracts.entries import Constraint
+from pillion.grammar import Grammars, GrammarsGone
+from pillion.modelfiles import Located, locate
+from tests.conftest import TinyModel
+
+V = 320
+A = 3 + ord("a") - 0x21  # the token of that letter
+# Determinized it has more states than there are atoms.
+HOSTILE = Constraint("lark", "start: A\nA: ~/(.*)a(.*)/ & ~/(.*)b.{50}(.*)/ & /.{0,500}/")
+LARGE = Constraint("json", '{"type": "integer", "multipleOf": 1000003}')
+
+
+@pytest.fixture(scope="module")
+def located(tiny_model: TinyModel) -> Located:
+    return locate(str(tiny_model("llama3")))
+
+
+@pytest.fixture
+def grammars(located: Located) -> Iterator[Grammars]:
+    grammars = Grammars(located, V, 4, seconds=0.3)
+    yield grammars
+    grammars.end()
+
+
+def schema(**of: object) -> Constraint:
+    return Constraint("json", json.dumps(of))
+
+
+WRONG = {
+    "keyword": (
+        schema(type="object", properties={"a/b": {"type": "array", "items": {"not": {}}}}),
+        'Unimplemented keys: ["not"] (at #/properties/a~1b/items)',
+    ),
+    "definition": (
+        schema(**{"$ref": "#/$defs/q", "$defs": {"q": {"type": "string", "format": "zzz"}}}),
+        "Unknown format: zzz (at #/$defs/q)",
+    ),
+    "alternative": (
+        schema(anyOf=[{"type": "null"}, {"type": "strange"}]), "Invalid type: strange (at #/anyOf/1)"
+    ),
+    "unsatisfiable": (
+        schema(type="integer", minimum=5, maximum=3),
+        "Unsatisfiable schema: minimum (5) is greater than maximum (3) (at #)",
+    ),
+    "endless": (schema(**{"$ref": "#"}), "no text fits it (at #)"),
+    "elsewhere": (schema(**{"$ref": "http://x/y"}), "Resource 'http://x/y' is not present"),
+    "deep": (Constraint("json", '{"items":' * 5000 + "{}" + "}" * 5000), "it is nested too deeply"),
+    "look-ahead": (
+        Constraint("regex", "(?=a)b"), "look-around, including look-ahead and look-behind, is not supported"
+    ),
+    "unclosed": (Constraint("regex", "(a"), "unclosed group"),
+    "anchor inside": (Constraint("regex", "a^b"), "lookarounds not supported yet"),
+    "deep regex": (Constraint("regex", "(" * 5000 + "a" + ")" * 5000), "exceed"),
+    "no rule": (Constraint("lark", "start: foo"), 'line 1, column 8: unknown name: "foo"'),
+    "no start": (Constraint("lark", 'foo: "a"'), "no start rule found"),
+    "deep lark": (Constraint("lark", "start: " + "(" * 9000), "line 1, column 37: lark grammar too deeply"),
+    "cycle": (Constraint("lark", "start: start"), "no text fits it"),
+    "not ebnf": (Constraint("ebnf", "root := x"), "Expected ::= at line 1"),
+    "deep ebnf": (Constraint("ebnf", "root ::= " + "(" * 9000), "it is nested too deeply"),
+}  # fmt: skip
+
+
+def test_what_is_wrong_is_said_with_its_place(grammars: Grammars) -> None:
+    for name, (constraint, words) in WRONG.items():
+        error = grammars.check(constraint)
+        assert error.startswith(words), (name, error)
+        assert "\n" not in error and len(error) < 500
+    assert grammars.check(schema(type="object")) == ""
+    assert grammars.check(Constraint("ebnf", 'root ::= "a" | b\nb ::= [0-9]+')) == ""
+
+
+@pytest.mark.parametrize("constraint", [HOSTILE, LARGE], ids=["time", "size"])
+def test_a_hostile_grammar_ends_its_process_alone(grammars: Grammars, constraint: Constraint) -> None:
+    assert grammars.check(schema(type="object")) == ""
+    before = grammars.pid
+    assert "more time or memory" in grammars.check(constraint)
+    assert grammars.check(schema(type="object")) == ""
+    assert grammars.pid not in (None, before)
+
+
+def test_beside_a_hostile_grammar_the_other_slots_go_on(grammars: Grammars) -> None:
+    grammars.open(0, Constraint("regex", "[ab]{2,4}"), [])
+    grammars.open(1, HOSTILE, [])
+    grammars.open(2, Constraint("regex", "x{3}"), [])
+    grammars.ask([0, 1, 2])
+    masks = grammars.answer()
+    assert sorted(masks) == [0, 2] and "more time or memory" in grammars.why(1)
+    first = bytes(masks[0].bits)
+    grammars.note(0, A)
+    grammars.ask([0, 1, 2])
+    assert sorted(grammars.answer()) == [0, 2]
+    grammars.close([1])
+    grammars.open(1, Constraint("regex", "[ab]{2,4}"), [])  # the slot is another sequence's now
+    grammars.ask([1])
+    assert bytes(grammars.answer()[1].bits) == first
+
+
+def test_a_killed_process_starts_again_with_the_tokens_so_far(grammars: Grammars) -> None:
+    grammars.open(0, Constraint("regex", "aab"), [A])
+    grammars.note(0, A)
+    grammars.ask([0])
+    undisturbed = bytes(grammars.answer()[0].bits)
+    assert grammars.pid is not None
+    os.kill(grammars.pid, signal.SIGKILL)
+    grammars.ask([0])
+    assert bytes(grammars.answer()[0].bits) == undisturbed
+    assert sum(byte.bit_count() for byte in undisturbed) == 1
+    os.kill(grammars.pid, signal.SIGTERM)  # it is the caller's to end
+    os.kill(grammars.pid, signal.SIGINT)
+    grammars.ask([0])
+    assert bytes(grammars.answer()[0].bits) == undisturbed
+
+
+def test_without_a_tokenizer_it_does_not_stay_up(tmp_path: Path) -> None:
+    grammars = Grammars(Located("folder", tmp_path, "x"), V, 1)
+    with pytest.raises(GrammarsGone, match="tokenizer"):
+        grammars.check(schema(type="object"))
+    grammars.open(0, schema(type="object"), [])
+    grammars.ask([0])
+    assert grammars.answer() == {} and "does not stay up" in grammars.why(0)
+    grammars.end()
+
+
+def test_it_ends_with_its_caller(located: Located) -> None:
+    code = (
+        "import sys, os\n"
+        "from pathlib import Path\n"
+        "from pillion.contracts.entries import Constraint\n"
+        "from pillion.grammar import Grammars\n"
+        "from pillion.modelfiles import Located\n"
+        f"grammars = Grammars(Located('folder', Path({str(located.path)!r}), 'x'), {V})\n"
+        "assert not grammars.check(Constraint('regex', 'a'))\n"
+        "print(grammars.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    caller = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert caller.returncode == -signal.SIGKILL, caller.stderr
+    pid = int(caller.stdout)
+    eventually(lambda: not alive(pid))
+
+
+def alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

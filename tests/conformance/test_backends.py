@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pillion.kernels.cpu import CpuBackend
+from pillion.kernels.cpu.cache import PagedCache
 from pillion.kernels.interface import AttentionBatch, CacheShape
 from pillion.kernels.reference import ReferenceBackend
 from pillion.kernels.torch import TorchBackend
@@ -140,7 +141,7 @@ def check_attention(backend, dtype, lens, heads, kv_heads, size, block_size, win
     blocks = [-(-keys // block_size) for _, keys in lens]
     num_blocks = sum(blocks) + 4
     cache = backend.allocate_cache(CacheShape(2, num_blocks, block_size, kv_heads, size, dtype, CPU))
-    for tensor in (cache.k, cache.v):
+    for tensor in (cache.all,) if isinstance(cache, PagedCache) else (cache.k, cache.v):
         spare = tensor[:, :, -1].clone() if isinstance(backend, TorchBackend) else None
         tensor.fill_(math.nan)  # whatever is not written must not be seen
         if spare is not None:

@@ -102,15 +102,14 @@ def test_blocks_give_the_bits_of_their_operators(backend, heads, kv_heads, size,
         cache = backend.allocate_cache(
             CacheShape(3, place, BLOCK_SIZE, kv_heads, size, BF16, torch.device("cpu"))
         )
-        cache.k.copy_(noise(*cache.k.shape, seed=11))  # of the earlier positions
-        cache.v.copy_(noise(*cache.v.shape, seed=12))
+        cache.all.copy_(noise(*cache.all.shape, seed=11))  # of the earlier positions
         step = backend.begin(cache, batch, heads)
         hidden = start.clone()
         if run == "fused":
             fused(hidden, angles, step)
         else:
             one_by_one(backend, blocks, hidden, angles, step, heads, kv_heads, size)
-        found.append((hidden, cache.k, cache.v))
+        found.append((hidden, cache.all))
     assert torch.isfinite(found[0][0]).all() and not torch.equal(found[0][0], start)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
 

@@ -3,8 +3,9 @@
 // Keys are taken in spans of 64 absolute positions, ascending, with a running maximum (arXiv 1805.02867). What
 // a query gets depends on its own keys alone: rows are computed side by side, never together.
 //
-// Layout: sixteen positions of one KV head are a group, contiguous: of K as [size / 2][16][2], of V as
-// [16 / 2][size][2], where size is the head size rounded up to 16 lanes. So both products read pairs.
+// Layout: a block has its heads one after the other, of each its keys, then its values. Sixteen positions are a
+// group: of K [size / 2][16][2], of V [16 / 2][size][2], where size is the head size rounded up to 16 lanes. So both
+// products read pairs, and what a sequence reads lies together.
 
 #pragma once
 
@@ -21,17 +22,18 @@ namespace pillion {
 constexpr int kTogether = 16;  // positions of a group
 constexpr int kSpan = 64;      // positions
 constexpr int kTileRows = 48;  // query rows of one piece of work, unless one token has more
+constexpr int kManyTiles = 16;  // from there on a piece has all KV heads of its tile
 constexpr float kHidden = -1e38f;
 
 struct Cache {
-  uint16_t* k;  // [kv_heads][blocks][block_size / 16] groups
-  uint16_t* v;
-  int64_t blocks, block_size, kv_heads, head_size;
+  uint16_t* all;  // [blocks][kv_heads][keys, values][block_size / 16] groups
+  int64_t block_size, kv_heads, head_size;
 
   int64_t padded() const { return (head_size + kLanes - 1) / kLanes * kLanes; }
-  int64_t group(int64_t head, int64_t block, int64_t offset) const {  // in elements
-    return ((head * blocks + block) * block_size + offset / kTogether * kTogether) * padded();
+  uint16_t* keys(int64_t head, int64_t block, int64_t offset) const {  // the group of this place in the block
+    return all + ((block * kv_heads + head) * 2 * block_size + offset / kTogether * kTogether) * padded();
   }
+  int64_t to_values() const { return block_size * padded(); }  // from a group of keys
 };
 
 struct Batch {
@@ -56,31 +58,56 @@ inline void write_kv(Pool& pool, const Cache& cache, const Batch& batch, const f
       const int64_t block = batch.block_table[sequence * batch.table_width + position / cache.block_size];
       const int64_t offset = position % cache.block_size;
       if (offset == 0) {
-        const int64_t at = cache.group(head, block, 0), bytes = cache.block_size * padded * 2;
-        if (padded != size) memset(cache.k + at, 0, bytes);
-        memset(cache.v + at, 0, bytes);  // a hidden key weighs 0, and 0 x NaN is NaN
+        uint16_t* begin_k = cache.keys(head, block, 0);
+        const int64_t bytes = cache.block_size * padded * 2;
+        if (padded != size) memset(begin_k, 0, bytes);
+        memset(begin_k + cache.to_values(), 0, bytes);  // a hidden key weighs 0, and 0 x NaN is NaN
       }
-      const int64_t at = cache.group(head, block, offset), lane = offset % kTogether;
-      uint16_t* to_k = cache.k + at + lane * 2;
-      uint16_t* to_v = cache.v + at + lane / 2 * padded * 2 + lane % 2;
+      const int64_t lane = offset % kTogether;
+      uint16_t* to_k = cache.keys(head, block, offset) + lane * 2;
+      uint16_t* to_v = to_k + cache.to_values() + (lane / 2 * padded - lane) * 2 + lane % 2;
       const float* from_k = k + row * k_row + head * size;
       const uint16_t* from_v = v + row * v_row + head * size;
-      for (int64_t i = 0; i < size; ++i) {
-        to_k[i / 2 * kTogether * 2 + i % 2] = narrow(from_k[i]);
-        to_v[i * 2] = from_v[i];
+      int64_t i = 0;
+      for (; i + kLanes <= size; i += kLanes) {
+        uint32_t pairs[kLanes / 2];
+        const vhalf part = narrow(load(from_k + i));
+        memcpy(pairs, &part, sizeof pairs);
+        for (int pair = 0; pair < kLanes / 2; ++pair) memcpy(to_k + (i / 2 + pair) * kTogether * 2, pairs + pair, 4);
       }
+      for (; i < size; ++i) to_k[i / 2 * kTogether * 2 + i % 2] = narrow(from_k[i]);
+      for (i = 0; i < size; ++i) to_v[i * 2] = from_v[i];
     }
   });
 }
 
-// Scores of R rows with 64 keys. `query` bfloat16 [R][2][padded], the number and what is lost of it;
-// `scores` [R][64].
+// 64 keys of one KV head and their values, in groups of 16. `count` of them hold any key that is seen; those beyond
+// repeat the last, so that what is read is there: their scores are hidden, and they are not weighed.
+struct Span {
+  const uint16_t *keys[4], *values[4];
+  int count;
+
+  Span(const Cache& cache, const int32_t* blocks, int64_t head, int64_t first, int64_t end)
+      : count(static_cast<int>(std::min<int64_t>(kSpan, end - first) + kTogether - 1) / kTogether) {
+    for (int g = 0; g < 4; ++g) {
+      const int64_t at = first + std::min(g, count - 1) * kTogether;
+      keys[g] = cache.keys(head, blocks[at / cache.block_size], at % cache.block_size);
+      values[g] = keys[g] + cache.to_values();
+    }
+  }
+};
+
+// Scores of R rows with a span's keys. `query` bfloat16 [R][2][padded], the number and what is lost of it;
+// `scores` [R][64]. On the way `next` is fetched, if there is one: blocks lie anywhere in memory.
 template <int R>
-inline void score(const uint16_t* query, const uint16_t* const* groups, int64_t padded, float* scores) {
+inline void score(const uint16_t* query, const Span& span, const Span* next, int64_t padded, float* scores) {
   vfloat sums[R][4] = {};
   for (int64_t pair = 0; pair < padded / 2; ++pair) {
     vpair keys[4];
-    for (int g = 0; g < 4; ++g) keys[g] = load_pairs(groups[g] + pair * kTogether * 2);
+    for (int g = 0; g < 4; ++g) {
+      keys[g] = load_pairs(span.keys[g] + pair * kTogether * 2);
+      if (next) __builtin_prefetch(next->keys[g] + pair * kTogether * 2);
+    }
     for (int r = 0; r < R; ++r) {
       const vpair q = spread_pair(query + 2 * r * padded + pair * 2);
       const vpair rest = spread_pair(query + (2 * r + 1) * padded + pair * 2);
@@ -93,15 +120,19 @@ inline void score(const uint16_t* query, const uint16_t* const* groups, int64_t 
 
 // out = out * scale + weights x values, for R rows and N vectors of the head. `weights` bfloat16 [R][64].
 template <int R, int N>
-inline void weigh(const uint16_t* weights, const float* scales, const uint16_t* const* groups, int count,
-                  int64_t padded, int64_t first, float* out) {
+inline void weigh(const uint16_t* weights, const float* scales, const Span& span, const Span* next, int64_t padded,
+                  int64_t first, float* out) {
   vfloat sums[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) sums[r][n] = load(out + r * padded + first + n * kLanes) * scales[r];
-  for (int g = 0; g < count; ++g) {
+  for (int g = 0; g < span.count; ++g) {
     for (int pair = 0; pair < kTogether / 2; ++pair) {
       vpair values[N];
-      for (int n = 0; n < N; ++n) values[n] = load_pairs(groups[g] + (pair * padded + first + n * kLanes) * 2);
+      for (int n = 0; n < N; ++n) {
+        const int64_t at = (pair * padded + first + n * kLanes) * 2;
+        values[n] = load_pairs(span.values[g] + at);
+        if (next) __builtin_prefetch(next->values[g] + at);
+      }
       for (int r = 0; r < R; ++r) {
         const vpair w = spread_pair(weights + r * kSpan + g * kTogether + pair * 2);
         for (int n = 0; n < N; ++n) sums[r][n] = dot(sums[r][n], w, values[n]);
@@ -113,12 +144,12 @@ inline void weigh(const uint16_t* weights, const float* scales, const uint16_t* 
 }
 
 template <int R>
-inline void weigh_all(const uint16_t* weights, const float* scales, const uint16_t* const* groups, int count,
-                      int64_t padded, float* out) {
+inline void weigh_all(const uint16_t* weights, const float* scales, const Span& span, const Span* next, int64_t padded,
+                      float* out) {
   int64_t at = 0;
-  for (; at + 4 * kLanes <= padded; at += 4 * kLanes) weigh<R, 4>(weights, scales, groups, count, padded, at, out);
-  if (at + 2 * kLanes <= padded) weigh<R, 2>(weights, scales, groups, count, padded, at, out), at += 2 * kLanes;
-  if (at < padded) weigh<R, 1>(weights, scales, groups, count, padded, at, out);
+  for (; at + 4 * kLanes <= padded; at += 4 * kLanes) weigh<R, 4>(weights, scales, span, next, padded, at, out);
+  if (at + 2 * kLanes <= padded) weigh<R, 2>(weights, scales, span, next, padded, at, out), at += 2 * kLanes;
+  if (at < padded) weigh<R, 1>(weights, scales, span, next, padded, at, out);
 }
 
 // What one thread needs for a piece; grows to the largest.
@@ -126,92 +157,109 @@ struct Scratch {
   std::vector<uint16_t> query, weights;
   std::vector<float> out;
   std::vector<vfloat> total;
-  std::vector<float> top, scale;
+  std::vector<float> top;
 
   void grow(size_t rows, size_t padded) {
     if (out.size() < rows * padded) query.resize(2 * rows * padded), out.resize(rows * padded);
-    if (top.size() < rows) top.resize(rows), scale.resize(rows), total.resize(rows), weights.resize(rows * kSpan);
+    if (top.size() < rows) top.resize(rows), total.resize(rows), weights.resize(rows * kSpan);
   }
 };
 
 inline int64_t tile_tokens(int64_t share) { return std::max<int64_t>(1, kTileRows / share); }
 
-// Query tokens [token, token + tokens) of one sequence with one KV head.
-inline void attend_tile(const Cache& cache, const int32_t* blocks, int64_t kv_head, int64_t share, int64_t position,
-                        int64_t tokens, int64_t window, const float* q, int64_t q_row, float scale, uint16_t* out,
-                        int64_t out_row) {
+// Some tokens of one sequence, the first of them at `position`, and its block table.
+struct Tile {
+  const int32_t* blocks;
+  int64_t row, tokens, position;
+
+  int64_t end() const { return position + tokens; }  // of the keys that any token sees
+  int64_t begin(int64_t window) const { return std::max<int64_t>(0, position - window + 1) / kSpan * kSpan; }
+  Span span(const Cache& cache, int64_t head, int64_t first) const { return {cache, blocks, head, first, end()}; }
+};
+
+// A tile's rows with one KV head. `then` is what is read after it, if that is known.
+inline void attend_tile(const Cache& cache, const Tile& tile, int64_t kv_head, int64_t share, int64_t window,
+                        const float* q, int64_t q_row, float scale, uint16_t* out, int64_t out_row, const Span* then) {
   static thread_local Scratch scratch;
-  const int64_t size = cache.head_size, padded = cache.padded(), rows = tokens * share;
+  const int64_t size = cache.head_size, padded = cache.padded(), rows = tile.tokens * share;
   scratch.grow(static_cast<size_t>(rows), static_cast<size_t>(padded));
   for (int64_t row = 0; row < rows; ++row) {
     const float* from = q + row / share * q_row + (kv_head * share + row % share) * size;
     uint16_t *to = scratch.query.data() + 2 * row * padded, *rest = to + padded;
-    for (int64_t i = 0; i < size; ++i) {
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+      const vfloat value = load(from + i);
+      const vhalf part = narrow(value);
+      store(to + i, part);
+      store(rest + i, narrow(value - widen(part)));
+    }
+    for (; i < size; ++i) {
       to[i] = narrow(from[i]);
       rest[i] = narrow(from[i] - widen(to[i]));
     }
-    for (int64_t i = size; i < padded; ++i) to[i] = rest[i] = 0;
+    for (; i < padded; ++i) to[i] = rest[i] = 0;
   }
   std::fill_n(scratch.out.begin(), rows * padded, 0.0f);
   std::fill_n(scratch.total.begin(), rows, vfloat{});
   std::fill_n(scratch.top.begin(), rows, -1e30f);
 
   const vfloat lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const vpair ones = vpair{} + 0x3f803f80u;
   const float to_exp2 = scale * 1.44269504088896341f;
-  const int64_t end = position + tokens;  // positions of keys that any row sees
-  const int64_t begin = std::max<int64_t>(0, position - window + 1) / kSpan * kSpan;
+  const int64_t end = tile.end();
   alignas(64) float scores[kRows * kSpan];
-  for (int64_t span = begin; span < end; span += kSpan) {
-    // Groups beyond the last key repeat it: their scores are hidden, and they are not weighed.
-    const int count = static_cast<int>(std::min<int64_t>(kSpan, end - span) + kTogether - 1) / kTogether;
-    const uint16_t *keys[4], *values[4];
-    for (int g = 0; g < 4; ++g) {
-      const int64_t at = span + std::min(g, count - 1) * kTogether;
-      const int64_t place = cache.group(kv_head, blocks[at / cache.block_size], at % cache.block_size);
-      keys[g] = cache.k + place;
-      values[g] = cache.v + place;
-    }
+  for (int64_t at = tile.begin(window); at < end; at += kSpan) {
+    const Span span = tile.span(cache, kv_head, at);
+    const Span next = at + kSpan < end ? tile.span(cache, kv_head, at + kSpan) : then ? *then : span;
     for (int64_t first = 0; first < rows; first += kRows) {
       const int many = static_cast<int>(std::min<int64_t>(kRows, rows - first));
       with_rows(many, [&](auto constant) {
         constexpr int R = decltype(constant)::value;
-        score<R>(scratch.query.data() + 2 * first * padded, keys, padded, scores);
+        score<R>(scratch.query.data() + 2 * first * padded, span, first ? nullptr : &next, padded, scores);
+        alignas(64) float drop[kLanes] = {};
         for (int r = 0; r < R; ++r) {
-          const int64_t last = position + (first + r) / share;  // the last key that the row sees
+          const int64_t last = tile.position + (first + r) / share;  // the last key that the row sees
           const int64_t from = last - window + 1;
-          vfloat s[4];
-          for (int g = 0; g < 4; ++g) s[g] = load(scores + r * kSpan + g * kLanes) * to_exp2;
-          if (last < span + kSpan - 1 || from > span) {
-            const float upper = static_cast<float>(std::min<int64_t>(last - span, kSpan));
-            const float lower = static_cast<float>(std::clamp<int64_t>(from - span, -1, kSpan));
+          float* s = scores + r * kSpan;
+          if (last < at + kSpan - 1 || from > at) {
+            const float upper = static_cast<float>(std::min<int64_t>(last - at, kSpan));
+            const float lower = static_cast<float>(std::clamp<int64_t>(from - at, -1, kSpan));
             for (int g = 0; g < 4; ++g) {
-              const vfloat at = lanes + static_cast<float>(g * kLanes);
-              s[g] = (at > upper) | (at < lower) ? spread(kHidden) : s[g];
+              const vfloat key = lanes + static_cast<float>(g * kLanes);
+              store(s + g * kLanes, (key > upper) | (key < lower) ? spread(kHidden) : load(s + g * kLanes));
             }
           }
-          const float before = scratch.top[first + r];
-          const float top = std::max(
-              before, largest(larger(larger(s[0], s[1]), larger(s[2], s[3])))[0]);
-          const float kept = exp2(spread(before - top))[0];
-          vfloat total = scratch.total[first + r] * kept;
-          for (int g = 0; g < 4; ++g) {
-            const vhalf weight = narrow(exp2(s[g] - top));
-            total += widen(weight);
+          const vfloat pairs = larger(larger(load(s), load(s + kLanes)), larger(load(s + 2 * kLanes), load(s + 3 * kLanes)));
+          const float before = scratch.top[first + r], top = std::max(before, largest(pairs)[0]);
+          scratch.top[first + r] = top;
+          drop[r] = (before - top) * to_exp2;
+        }
+        const vfloat kept = exp2_weight(load(drop));
+        store(drop, kept);
+        for (int r = 0; r < R; ++r) {
+          const float* s = scores + r * kSpan;
+          const vfloat top = spread(scratch.top[first + r] * -to_exp2), by = spread(to_exp2);
+          vfloat total = scratch.total[first + r] * drop[r];
+          for (int g = 0; g < 4; g += 2) {
+            const vpair weight = narrow_pairs(exp2_weight(fma(load(s + g * kLanes), by, top)),
+                                              exp2_weight(fma(load(s + (g + 1) * kLanes), by, top)));
+            total = dot(total, weight, ones);
             store(scratch.weights.data() + (first + r) * kSpan + g * kLanes, weight);
           }
           scratch.total[first + r] = total;
-          scratch.top[first + r] = top;
-          scratch.scale[first + r] = kept;
         }
-        weigh_all<R>(scratch.weights.data() + first * kSpan, scratch.scale.data() + first, values, count, padded,
+        weigh_all<R>(scratch.weights.data() + first * kSpan, drop, span, first ? nullptr : &next, padded,
                      scratch.out.data() + first * padded);
       });
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
-    const float total = sum(scratch.total[row]);
+    const float by = 1.0f / sum(scratch.total[row]);
+    const float* from = scratch.out.data() + row * padded;
     uint16_t* to = out + row / share * out_row + (kv_head * share + row % share) * size;
-    for (int64_t i = 0; i < size; ++i) to[i] = narrow(scratch.out[row * padded + i] / total);
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) store(to + i, narrow(load(from + i) * by));
+    for (; i < size; ++i) to[i] = narrow(from[i] * by);
   }
 }
 
@@ -219,26 +267,28 @@ inline void attend_tile(const Cache& cache, const int32_t* blocks, int64_t kv_he
 inline void attend(Pool& pool, const Cache& cache, const Batch& batch, int64_t heads, int64_t window, const float* q,
                    int64_t q_row, float scale, uint16_t* out) {
   const int64_t share = heads / cache.kv_heads, most = tile_tokens(share);
-  struct Tile {
-    int32_t sequence, row, tokens;
-    int64_t position;
-  };
   static thread_local std::vector<Tile> tiles;
   tiles.clear();
   for (int64_t s = 0; s < batch.sequences; ++s) {
-    const int32_t end = batch.first_row[s + 1];
-    for (int32_t row = batch.first_row[s]; row < end; row += static_cast<int32_t>(most)) {
-      const int32_t tokens = static_cast<int32_t>(std::min<int64_t>(most, end - row));
-      tiles.push_back({static_cast<int32_t>(s), row, tokens, batch.keys[s] - (end - row)});
-    }
+    const int64_t end = batch.first_row[s + 1];
+    for (int64_t row = batch.first_row[s]; row < end; row += most)
+      tiles.push_back({batch.block_table + s * batch.table_width, row, std::min(most, end - row),
+                       batch.keys[s] - (end - row)});
   }
   const Tile* all = tiles.data();
-  const int64_t row_size = heads * cache.head_size;
-  pool.run(static_cast<int64_t>(tiles.size()) * cache.kv_heads, [&, all](int64_t piece) {
-    const Tile& tile = all[piece / cache.kv_heads];
-    attend_tile(cache, batch.block_table + tile.sequence * batch.table_width, piece % cache.kv_heads, share,
-                tile.position, tile.tokens, window, q + tile.row * q_row, q_row, scale,
-                out + tile.row * row_size, row_size);
+  const int64_t many = static_cast<int64_t>(tiles.size()), row_size = heads * cache.head_size;
+  // What one thread reads lies together, where there is work enough for all.
+  const int64_t together = many < kManyTiles ? 1 : cache.kv_heads, parts = cache.kv_heads / together;
+  pool.run(many * parts, [&, all](int64_t piece) {
+    const Tile& tile = all[piece / parts];
+    const int64_t first = piece % parts * together;
+    for (int64_t head = first; head < first + together; ++head) {
+      const bool last = head + 1 == first + together;
+      const Tile& then = last && piece >= parts ? all[piece / parts - 1] : tile;  // pieces are taken from the last on
+      const Span next = then.span(cache, last ? first : head + 1, then.begin(window));
+      attend_tile(cache, tile, head, share, window, q + tile.row * q_row, q_row, scale, out + tile.row * row_size,
+                  row_size, &next);
+    }
   });
 }
 

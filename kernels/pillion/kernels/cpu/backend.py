@@ -59,7 +59,7 @@ class CpuBackend:
         self._scaled = quantization != "none"
         self._library = native.library(march)
         self.target: str = self._library.pillion_target().decode()
-        self.build = f"cpu-3 {quantization} {self.target}"
+        self.build = f"cpu-4 {quantization} {self.target}"
         self._pool = Pool(self._library, torch.get_num_threads())
 
     def prepare_linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:

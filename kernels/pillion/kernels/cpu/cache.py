@@ -1,6 +1,7 @@
 """Paged keys and values as the kernels read them."""
 
 import ctypes
+import mmap
 
 import torch
 from torch import Tensor
@@ -9,10 +10,11 @@ from pillion.kernels.cpu import native
 from pillion.kernels.interface import CacheShape
 
 GROUP = 16  # positions that lie together
+_LARGE = 2 << 20  # bytes
 
 
 class PagedCache:
-    """K and V, each [L, kv_heads, num_blocks, block_size / 16, 16 * size] in bfloat16.
+    """K and V in bfloat16: [L, num_blocks, kv_heads, 2, block_size / 16, 16 * size].
 
     `size` is the head size rounded up to 16. Within a group of 16 positions, K is [size / 2, 16, 2] and V is
     [8, size, 2]: pairs along what a product sums over.
@@ -21,30 +23,37 @@ class PagedCache:
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
         self.size = -(-shape.head_size // GROUP) * GROUP
-        size = (
-            *(shape.layers, shape.kv_heads, shape.num_blocks, shape.block_size // GROUP),
-            GROUP * self.size,
-        )
+        groups = shape.block_size // GROUP
         # Not filled: pages that no sequence has used cost no memory.
-        self.k = torch.empty(size, dtype=torch.bfloat16)
-        self.v = torch.empty(size, dtype=torch.bfloat16)
+        self.all = torch.empty(
+            shape.layers, shape.num_blocks, shape.kv_heads, 2, groups, GROUP * self.size, dtype=torch.bfloat16
+        )
+        _in_large_pages(self.all)
         self.layers = (native.Cache * shape.layers)(
             *(
-                native.Cache(
-                    self.k[layer].data_ptr(),
-                    self.v[layer].data_ptr(),
-                    *(shape.num_blocks, shape.block_size, shape.kv_heads, shape.head_size),
-                )
-                for layer in range(shape.layers)
+                native.Cache(layer.data_ptr(), shape.block_size, shape.kv_heads, shape.head_size)
+                for layer in self.all
             )
         )
         self.pointer = ctypes.addressof(self.layers)
         self.pointers = [ctypes.addressof(layer) for layer in self.layers]
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        heads, size = self.shape.kv_heads, self.shape.head_size
-        group, lane = slots // GROUP, slots % GROUP
-        k = self.k[layer].view(heads, -1, self.size // 2, GROUP, 2)[:, group, :, lane]
-        v = self.v[layer].view(heads, -1, GROUP // 2, self.size, 2)[:, group, lane // 2, :, lane % 2]
-        k = k.reshape(len(slots), heads, self.size)
-        return k[..., :size], v.reshape(len(slots), heads, self.size)[..., :size]
+        shape, size = self.shape, self.size
+        block, group, lane = slots // shape.block_size, slots % shape.block_size // GROUP, slots % GROUP
+        k, v = self.all[layer][block, :, :, group].unbind(2)  # [N, kv_heads, 16 * size]
+        rows = torch.arange(len(slots))
+        k = k.unflatten(-1, (size // 2, GROUP, 2))[rows, :, :, lane].flatten(-2)
+        v = v.unflatten(-1, (GROUP // 2, size, 2))[rows, :, lane // 2, :, lane % 2]
+        return k[..., : shape.head_size], v[..., : shape.head_size]
+
+
+def _in_large_pages(tensor: Tensor) -> None:
+    """Asks for them, which a system may or may not do: blocks lie anywhere, each in small pages of its own."""
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is None:
+        return
+    first = tensor.data_ptr() + -tensor.data_ptr() % _LARGE
+    size = (tensor.data_ptr() + tensor.nbytes - first) // _LARGE * _LARGE
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), advice)

@@ -30,9 +30,7 @@ class Cache(ctypes.Structure):
     """`pillion::Cache`: one layer's keys and values."""
 
     _fields_ = [
-        ("k", ctypes.c_void_p),
-        ("v", ctypes.c_void_p),
-        ("blocks", ctypes.c_int64),
+        ("all", ctypes.c_void_p),
         ("block_size", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
         ("head_size", ctypes.c_int64),

@@ -30,6 +30,11 @@ struct Packed {
   const float* bias;       // [panels][16], or null
   int64_t outputs, inputs, panels;
   Form form;
+
+  int64_t panel_bytes() const {
+    const int64_t lanes = (inputs + kGroup - 1) / kGroup * kGroup * kLanes;
+    return form == kHalves ? inputs * kLanes * 2 : form == kBytes ? lanes : lanes / 2;
+  }
 };
 
 // What is done with R sums of two neighbouring panels.
@@ -109,19 +114,59 @@ inline void finish(const Packed& w, vfloat (&sums)[R][N], int64_t panel, int64_t
   }
 }
 
+// Fetches some panels from memory while the rows pass that are multiplied with those before, in turns of six rows. With
+// two turns or less nothing waits but for the panels, which the processor reads ahead itself, once each has begun.
+struct Ahead {
+  static constexpr int kBegin = 16;  // lines
+
+  const char* at = nullptr;
+  int64_t turns = 0, turn_bytes = 0;
+  int lines = 0;  // at each step of a product's inner loop
+
+  Ahead() = default;
+  Ahead(const Packed& w, int64_t panel, int64_t panels, int64_t row_turns)
+      : at(static_cast<const char*>(w.weight) + panel * w.panel_bytes()) {
+    panels = std::min(panels, w.panels - panel);
+    if (row_turns <= 2) {
+      for (int64_t i = 0; i < panels; ++i)
+        for (int line = 0; line < kBegin; ++line) __builtin_prefetch(at + i * w.panel_bytes() + line * 64, 0, 2);
+      return;
+    }
+    turns = std::min(panels, row_turns);
+    lines = static_cast<int>((panels + turns - 1) / turns);
+    turn_bytes = lines * w.panel_bytes();
+  }
+
+  void step(int64_t index) const {
+    const char* from = at + index * lines * 64;
+    __builtin_prefetch(from, 0, 2);
+    for (int i = 1; i < lines; ++i) __builtin_prefetch(from + i * 64, 0, 2);
+  }
+
+  void turn() {
+    at += turn_bytes;
+    if (--turns <= 0) lines = 0;
+  }
+};
+
+struct Nothing {
+  void step(int64_t) const {}
+};
+
 // Rows of bfloat16 with a bfloat16 weight.
 struct Halves {
   static constexpr int kPanels = 4;  // at once
   const uint16_t* x;
 
-  template <int R, int N>
-  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N]) const {
+  template <int R, int N, class Ahead>
+  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N], const Ahead& ahead) const {
     const int64_t pairs = w.inputs / 2, stride = pairs * kLanes * 2;
     const uint16_t* weight = static_cast<const uint16_t*>(w.weight) + panel * stride;
     const uint16_t* from = x + row * w.inputs;
     for (int64_t pair = 0; pair < pairs; ++pair) {
       vpair part[N];
       for (int n = 0; n < N; ++n) part[n] = load_pairs(weight + n * stride + pair * kLanes * 2);
+      ahead.step(pair);
       for (int r = 0; r < R; ++r) {
         const vpair a = spread_pair(from + r * w.inputs + pair * 2);
         for (int n = 0; n < N; ++n) sums[r][n] = dot(sums[r][n], a, part[n]);
@@ -145,8 +190,8 @@ struct Quantized {
 struct Bytes : Quantized {
   static constexpr int kPanels = 2;  // each has an integer and a float sum
 
-  template <int R, int N>
-  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N]) const {
+  template <int R, int N, class Ahead>
+  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N], const Ahead& ahead) const {
     const uint8_t* weight = static_cast<const uint8_t*>(w.weight) + panel * groups * kLanes * kGroup;
     const uint16_t* scales = w.scale + panel * groups * kLanes;
     const int64_t many = groups;
@@ -163,6 +208,7 @@ struct Bytes : Quantized {
         vquad part[N];
         for (int n = 0; n < N; ++n)
           memcpy(&part[n], weight + ((n * many + group) * kQuads + quad) * kLanes * 4, sizeof part[n]);
+        ahead.step(group * kQuads + quad);
         for (int r = 0; r < R; ++r) {
           const vquad a = spread_quad(from + (quad * kRows + r) * 4);
           for (int n = 0; n < N; ++n) whole[r][n] = dot(whole[r][n], part[n], a);
@@ -182,8 +228,8 @@ struct Bytes : Quantized {
 struct Nibbles : Quantized {
   static constexpr int kPanels = 2;
 
-  template <int R, int N>
-  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N]) const {
+  template <int R, int N, class Ahead>
+  void add(const Packed& w, int64_t panel, int64_t row, vfloat (&sums)[R][N], const Ahead& ahead) const {
     constexpr int kBytes = kGroup * kLanes / 2, kPairs = kQuads / 2;
     const uint8_t* weight = static_cast<const uint8_t*>(w.weight) + panel * groups * kBytes;
     const uint16_t *scales = w.scale + panel * groups * kLanes, *lowest = w.lowest + panel * groups * kLanes;
@@ -202,6 +248,7 @@ struct Nibbles : Quantized {
           low[n] = both & 0x0f0f0f0fu;
           high[n] = both >> 4 & 0x0f0f0f0fu;
         }
+        ahead.step(group * kPairs + pair);
         for (int r = 0; r < R; ++r) {
           const vquad first = spread_quad(from + (pair * kRows + r) * 4);
           const vquad second = spread_quad(from + ((pair + kPairs) * kRows + r) * 4);
@@ -221,7 +268,30 @@ struct Nibbles : Quantized {
   }
 };
 
-// All rows times all panels.
+// A few rows times some panels.
+template <class X, class Use, class Ahead>
+inline void panels(const Packed& w, const X& x, int64_t first, int64_t last, int64_t row, int many, const Use& use,
+                   const Ahead& ahead) {
+  with_rows(many, [&](auto constant) {
+    constexpr int R = decltype(constant)::value;
+    for (int64_t panel = first; panel < last;) {
+      if (X::kPanels == 4 && panel + 4 <= last) {
+        vfloat sums[R][X::kPanels] = {};
+        x.add(w, panel, row, sums, ahead);
+        finish(w, sums, panel, row, use);
+        panel += 4;
+      } else {
+        vfloat sums[R][2] = {};
+        x.add(w, panel, row, sums, ahead);
+        finish(w, sums, panel, row, use);
+        panel += 2;
+      }
+    }
+  });
+}
+
+// All rows times all panels. While a thread computes what it took, what it will take next comes from memory: pieces
+// are taken from the last on, by all threads in turn.
 template <class X, class Use>
 inline void multiply(Pool& pool, const Packed& w, const X& x, int64_t rows, const Use& use) {
   const int64_t width = rows <= kRows ? 2 : 4;  // few rows are read once: smaller pieces
@@ -230,23 +300,14 @@ inline void multiply(Pool& pool, const Packed& w, const X& x, int64_t rows, cons
   pool.run(columns * chunks, [&](int64_t piece) {
     const int64_t first = piece / chunks * width, last = std::min(w.panels, first + width);
     const int64_t begin = piece % chunks * height, end = std::min(rows, begin + height);
-    for (int64_t row = begin; row < end; row += kRows) {
-      with_rows(static_cast<int>(std::min<int64_t>(kRows, end - row)), [&](auto constant) {
-        constexpr int R = decltype(constant)::value;
-        for (int64_t panel = first; panel < last;) {
-          if (X::kPanels == 4 && panel + 4 <= last) {
-            vfloat sums[R][X::kPanels] = {};
-            x.add(w, panel, row, sums);
-            finish(w, sums, panel, row, use);
-            panel += 4;
-          } else {
-            vfloat sums[R][2] = {};
-            x.add(w, panel, row, sums);
-            finish(w, sums, panel, row, use);
-            panel += 2;
-          }
-        }
-      });
+    const int64_t next = std::max<int64_t>(0, piece - pool.threads()) / chunks * width;
+    Ahead ahead = next == first ? Ahead{} : Ahead(w, next, width, (end - begin + kRows - 1) / kRows);
+    for (int64_t row = begin; row < end; row += kRows, ahead.turn()) {
+      const int many = static_cast<int>(std::min<int64_t>(kRows, end - row));
+      if (ahead.lines)
+        panels(w, x, first, last, row, many, use, ahead);
+      else
+        panels(w, x, first, last, row, many, use, Nothing{});
     }
   });
 }

@@ -39,6 +39,8 @@ class Pool {
     for (auto& worker : workers_) worker.join();
   }
 
+  int64_t threads() const { return static_cast<int64_t>(workers_.size()) + 1; }
+
   // Calls f(piece) once for each piece in [0, pieces), in any order, and returns when all have returned.
   // For one caller at a time; f must not throw.
   template <class F>

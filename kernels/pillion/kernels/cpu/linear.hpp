@@ -295,8 +295,8 @@ inline void panels(const Packed& w, const X& x, int64_t first, int64_t last, int
 template <class X, class Use>
 inline void multiply(Pool& pool, const Packed& w, const X& x, int64_t rows, const Use& use) {
   const int64_t width = rows <= kRows ? 2 : 4;  // few rows are read once: smaller pieces
-  const int64_t height = std::min<int64_t>(rows, 8 * kRows);
-  const int64_t columns = (w.panels + width - 1) / width, chunks = (rows + height - 1) / height;
+  const int64_t columns = (w.panels + width - 1) / width;
+  const int64_t height = std::min<int64_t>(rows, columns < 16 ? 4 * kRows : 8 * kRows), chunks = (rows + height - 1) / height;
   pool.run(columns * chunks, [&](int64_t piece) {
     const int64_t first = piece / chunks * width, last = std::min(w.panels, first + width);
     const int64_t begin = piece % chunks * height, end = std::min(rows, begin + height);

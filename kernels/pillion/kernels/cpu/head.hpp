@@ -15,6 +15,7 @@
 namespace pillion {
 
 constexpr int kHeadOutputs = 4;
+constexpr int kHeadPiece = 16 * kHeadOutputs;  // its weights stay in the cache while the rows pass
 
 // Four vectors to one: quarter i of the result has the sums of vector i, not folded to the end.
 inline vfloat gather4(vfloat a, vfloat b, vfloat c, vfloat d) {
@@ -51,8 +52,12 @@ inline void multiply_head(const uint16_t* x, const uint16_t* const* weight, int6
     }
   }
   for (int r = 0; r < R; ++r) {
-    const vfloat s = sums4(sums[r]);
-    for (int64_t o = 0; o < many; ++o) out[r * out_row + o] = s[o * 4];
+    const vfloat s = shuffled<0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12>(sums4(sums[r]));
+    float* to = out + r * out_row;
+    if (many == kHeadOutputs)
+      memcpy(to, &s, kHeadOutputs * sizeof(float));
+    else
+      memcpy(to, &s, many * sizeof(float));
   }
 }
 
@@ -62,18 +67,18 @@ inline void logits(Pool& pool, const uint16_t* weight, int64_t outputs, int64_t 
                    float* out) {
   static thread_local std::vector<uint16_t> split;
   split.resize(static_cast<size_t>(2 * rows * inputs));
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 0; i < inputs; ++i) {
-      const float value = x[row * inputs + i];
-      const uint16_t part = narrow(value);
-      split[2 * row * inputs + i] = part;
-      split[(2 * row + 1) * inputs + i] = narrow(value - widen(part));
+  for (int64_t row = 0; row < rows; ++row) {
+    uint16_t *to = split.data() + 2 * row * inputs, *rest = to + inputs;
+    for (int64_t i = 0; i < inputs; i += kLanes) {
+      const vfloat value = load(x + row * inputs + i);
+      const vhalf part = narrow(value);
+      store(to + i, part);
+      store(rest + i, narrow(value - widen(part)));
     }
+  }
   const uint16_t* all = split.data();
-  // A piece's weights stay in the cache while the rows pass, and the rows of a turn nearer still.
-  constexpr int64_t kPiece = 16 * kHeadOutputs;
-  pool.run((outputs + kPiece - 1) / kPiece, [&, all](int64_t piece) {
-    const int64_t begin = piece * kPiece, end = std::min(outputs, begin + kPiece);
+  pool.run((outputs + kHeadPiece - 1) / kHeadPiece, [&, all](int64_t piece) {
+    const int64_t begin = piece * kHeadPiece, end = std::min(outputs, begin + kHeadPiece);
     for (int64_t row = 0; row < rows; row += kRows) {
       with_rows(static_cast<int>(std::min<int64_t>(kRows, rows - row)), [&](auto constant) {
         for (int64_t output = begin; output < end; output += kHeadOutputs) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "ahead.hpp"
 #include "pool.hpp"
 #include "rows.hpp"
 #include "vector.hpp"
@@ -113,45 +114,6 @@ inline void finish(const Packed& w, vfloat (&sums)[R][N], int64_t panel, int64_t
     for (int r = 0; r < R; ++r) use(row + r, panel + n, sums[r][n] + left, sums[r][n + 1] + right);
   }
 }
-
-// Fetches some panels from memory while the rows pass that are multiplied with those before, in turns of six rows. With
-// two turns or less nothing waits but for the panels, which the processor reads ahead itself, once each has begun.
-struct Ahead {
-  static constexpr int kBegin = 16;  // lines
-
-  const char* at = nullptr;
-  int64_t turns = 0, turn_bytes = 0;
-  int lines = 0;  // at each step of a product's inner loop
-
-  Ahead() = default;
-  Ahead(const Packed& w, int64_t panel, int64_t panels, int64_t row_turns)
-      : at(static_cast<const char*>(w.weight) + panel * w.panel_bytes()) {
-    panels = std::min(panels, w.panels - panel);
-    if (row_turns <= 2) {
-      for (int64_t i = 0; i < panels; ++i)
-        for (int line = 0; line < kBegin; ++line) __builtin_prefetch(at + i * w.panel_bytes() + line * 64, 0, 2);
-      return;
-    }
-    turns = std::min(panels, row_turns);
-    lines = static_cast<int>((panels + turns - 1) / turns);
-    turn_bytes = lines * w.panel_bytes();
-  }
-
-  void step(int64_t index) const {
-    const char* from = at + index * lines * 64;
-    __builtin_prefetch(from, 0, 2);
-    for (int i = 1; i < lines; ++i) __builtin_prefetch(from + i * 64, 0, 2);
-  }
-
-  void turn() {
-    at += turn_bytes;
-    if (--turns <= 0) lines = 0;
-  }
-};
-
-struct Nothing {
-  void step(int64_t) const {}
-};
 
 // Rows of bfloat16 with a bfloat16 weight.
 struct Halves {
@@ -301,7 +263,10 @@ inline void multiply(Pool& pool, const Packed& w, const X& x, int64_t rows, cons
     const int64_t first = piece / chunks * width, last = std::min(w.panels, first + width);
     const int64_t begin = piece % chunks * height, end = std::min(rows, begin + height);
     const int64_t next = std::max<int64_t>(0, piece - pool.threads()) / chunks * width;
-    Ahead ahead = next == first ? Ahead{} : Ahead(w, next, width, (end - begin + kRows - 1) / kRows);
+    Ahead ahead;
+    if (next != first)
+      ahead = {static_cast<const char*>(w.weight) + next * w.panel_bytes(), w.panel_bytes(),
+               std::min(width, w.panels - next), (end - begin + kRows - 1) / kRows};
     for (int64_t row = begin; row < end; row += kRows, ahead.turn()) {
       const int many = static_cast<int>(std::min<int64_t>(kRows, end - row));
       if (ahead.lines)

@@ -4,7 +4,9 @@ import json
 import shlex
 import subprocess
 import sys
+from typing import Any
 
+import jsonschema_rs
 import openai
 import pytest
 
@@ -46,6 +48,57 @@ def test_streamed_and_whole_answers_agree(client: openai.OpenAI) -> None:
     assert whole.usage.completion_tokens == 20
     assert len(pieces) > 10
     assert "".join(pieces) == whole.choices[0].text
+
+
+CITY = {
+    "type": "object", "required": ["name", "people"], "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "people": {"type": "integer", "minimum": 0, "maximum": 99999999},
+        "kind": {"enum": ["port", "capital"]},
+    },
+}  # fmt: skip
+
+
+def test_structured_outputs_fit(client: openai.OpenAI) -> None:
+    """Choices of one request, whole and streamed, beside each other and with a free one."""
+    asked: dict[str, Any] = {
+        "model": model_of(client), "messages": [{"role": "user", "content": "Name a city, in JSON."}],
+        "n": 4, "seed": 3, "temperature": 1.0, "max_tokens": 60,
+        "response_format": {
+            "type": "json_schema", "json_schema": {"name": "c", "schema": CITY, "strict": True}
+        },
+    }  # fmt: skip
+    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    texts = {choice.index: choice.message.content or "" for choice in whole.choices}
+    ended = [texts[choice.index] for choice in whole.choices if choice.finish_reason == "stop"]
+    assert len(ended) >= 2 and len(set(texts.values())) > 1
+    for text in ended:
+        jsonschema_rs.validate(CITY, json.loads(text))
+    for choice in whole.choices:
+        assert choice.logprobs is not None and choice.logprobs.content is not None
+        entries = "".join(entry.token for entry in choice.logprobs.content)
+        assert entries.removesuffix("<|im_end|>") == choice.message.content
+    streamed = dict.fromkeys(range(4), "")
+    for event in client.chat.completions.create(**asked, stream=True):
+        for piece in event.choices:
+            streamed[piece.index] += piece.delta.content or ""
+    assert streamed == texts
+    answer = client.completions.create(
+        model=model_of(client), prompt="Is water wet?", max_tokens=4, echo=True,
+        extra_body={"structured_outputs": {"choice": [" yes", " no"]}},
+    )  # fmt: skip
+    assert answer.choices[0].text in ("Is water wet? yes", "Is water wet? no")
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_schema_that_cannot_be_kept_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refusal:
+        client.chat.completions.create(
+            model=model_of(client), messages=[{"role": "user", "content": "x"}],
+            extra_body={"guided_json": {"properties": {"a": {"not": {}}}}},
+        )  # fmt: skip
+    assert refusal.value.param == "guided_json" and "#/properties/a" in refusal.value.message
 
 
 def test_the_curl_that_up_prints_streams_a_chat(stack: Rig) -> None:

@@ -317,7 +317,11 @@ async def test_s29_a_template_that_raises(start: Any, demo_model: Any) -> None:
         "{{ 1 / 0 }}",
     ):
         template = ChatTemplate({"default": source}, demo_model.tokenizer.special, demo_model.tokenizer.guard)
-        stack = await start(model=Model("demo", demo_model.tokenizer, template, demo_model.defaults))
+        stack = await start(
+            model=Model(
+                "demo", demo_model.tokenizer, template, demo_model.defaults, located=demo_model.located
+            )
+        )
         status, body, _ = await stack.fetch("POST", PATH, json=CHAT)
         assert (status, body["error"]["code"], body["error"]["param"]) == (
             400,

@@ -118,7 +118,9 @@ async def test_a_call_goes_on_where_its_stream_broke(start: Any, reader: Any) ->
 
 
 async def test_tools_are_refused_where_nothing_reads_calls(start: Any, demo_model: Model) -> None:
-    model = Model("demo", demo_model.tokenizer, demo_model.template, demo_model.defaults)
+    model = Model(
+        "demo", demo_model.tokenizer, demo_model.template, demo_model.defaults, located=demo_model.located
+    )
     stack = await start(model=model)
     status, answer, _ = await stack.fetch("POST", PATH, json=BODY | TOOLS)
     assert (status, answer["error"]["param"]) == (400, "tools")
@@ -134,7 +136,15 @@ THINKS = (
 @pytest.fixture
 def thinker(demo_model: Model) -> Model:
     template = ChatTemplate({"default": THINKS}, demo_model.tokenizer.special, Guard(()))
-    return Model("demo", demo_model.tokenizer, template, demo_model.defaults, "hermes", True)
+    return Model(
+        "demo",
+        demo_model.tokenizer,
+        template,
+        demo_model.defaults,
+        "hermes",
+        True,
+        located=demo_model.located,
+    )
 
 
 @pytest.mark.parametrize("opened", [True, False])

@@ -14,6 +14,9 @@ _OPEN_ENDS = (INT32, -INT32, INT64, -INT64 - 1)
 _SAID_ELSEWHERE = {
     "messages": "array of messages",
     "stream_options": "object",
+    "response_format": "object with `type`",
+    "structured_outputs": "object",
+    "guided_json": "JSON Schema, or one as text",
     "tools": "at most 128 functions",
     "tool_choice": '`"none"`, `"auto"`',
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pillion.gateway.protocol import messages, tools, values
+from pillion.gateway.protocol import messages, structured, tools, values
 from pillion.gateway.protocol.errors import bad
 
 MAX_STOPS = 16
@@ -87,10 +87,6 @@ def _is(*kinds: type) -> Harmless:
     return lambda value: isinstance(value, kinds)
 
 
-def _text_format(value: Any) -> bool:
-    return bool(value == {"type": "text"})
-
-
 _id = values.integer(0, values.INT32)
 _ids = {"type": "array", "items": _id.schema, "minItems": 1}
 _line = {"type": "string", "minLength": 1}
@@ -104,7 +100,6 @@ _prompts = {
 }
 _messages = values.unchecked(messages.SCHEMA)
 _number, _integer, _boolean, _text = values.number, values.integer, values.boolean, values.text
-_structured = "structured output is not supported yet"
 _functions = "it is of an older kind"
 _scoring = "log probabilities of the prompt are not supported yet"
 _texts_only = "only text is supported"
@@ -154,6 +149,14 @@ FIELDS: tuple[Field, ...] = (
     acted("repetition_penalty", GENERATE, _number(0.0, 100.0, above=True)),
     acted("logit_bias", GENERATE, values.bias(MAX_BIASES), {}),
     acted("seed", GENERATE, _integer(-values.INT64 - 1, values.INT64)),
+    # What the text has to be
+    acted("response_format", GENERATE, structured.response_format),
+    acted("structured_outputs", GENERATE, structured.structured_outputs),
+    acted("guided_json", GENERATE, structured.schema),
+    acted("guided_regex", GENERATE, structured.regex),
+    acted("guided_choice", GENERATE, structured.choice),
+    acted("guided_grammar", GENERATE, structured.grammar),
+    acted("guided_whitespace_pattern", GENERATE, _text(MAX_LABEL)),
     # What the answer tells
     acted("stream", GENERATE, _boolean, False),
     acted("stream_options", GENERATE, values.mapping),
@@ -174,6 +177,7 @@ FIELDS: tuple[Field, ...] = (
     harmless("metadata", GENERATE, _is(dict), "it must be an object"),
     harmless("prompt_cache_key", GENERATE, _is(str), "it must be a string; see cache_salt"),
     harmless("prompt_cache_retention", GENERATE, _is(str), "it must be a string"),
+    harmless("guided_decoding_backend", GENERATE, _is(str), "it must be a string"),
     harmless("prompt_cache_options", GENERATE, _is(dict), "it must be an object"),
     refused("store", (CHAT,), "answers are not stored", unless=(False,)),
     refused("service_tier", GENERATE, "there is one tier", unless=("auto", "default")),
@@ -182,15 +186,7 @@ FIELDS: tuple[Field, ...] = (
     # Not here, or not yet
     refused("functions", (CHAT,), f"{_functions}; use tools", unless=([],)),
     refused("function_call", (CHAT,), f"{_functions}; use tool_choice", unless=("none", "auto")),
-    harmless("response_format", GENERATE, _text_format, _structured),
-    refused("structured_outputs", GENERATE, _structured),
-    refused("guided_json", GENERATE, _structured),
-    refused("guided_regex", GENERATE, _structured),
-    refused("guided_choice", GENERATE, _structured),
-    refused("guided_grammar", GENERATE, _structured),
-    refused("guided_decoding_backend", GENERATE, _structured),
-    refused("guided_whitespace_pattern", GENERATE, _structured),
-    refused("structural_tag", GENERATE, _structured),
+    refused("structural_tag", GENERATE, "use structured_outputs.grammar"),
     refused("audio", (CHAT,), _texts_only),
     refused("modalities", (CHAT,), _texts_only, unless=(["text"],)),
     refused("mm_processor_kwargs", GENERATE, _texts_only, unless=({},)),

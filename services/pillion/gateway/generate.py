@@ -28,6 +28,8 @@ async def generate(
     prompts = cut(asked, encoded, state.limits(facts))
     echoes = asked.prompt if prompts == encoded else Texts(ids=prompts)
     echoed = await state.texter(lambda: model.texts(echoes)) if asked.output.echo else ()
+    if asked.shape is not None:
+        await state.compiler.check(model, asked.shape)
     # Asked again: nothing waits from here to where the request counts as live, so no drain overlooks it.
     facts = state.ready(model)
     label = asked.label or sender.label

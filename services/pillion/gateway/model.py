@@ -16,7 +16,7 @@ from pillion.gateway.protocol.request import CallForm, Calls, Generation, Messag
 from pillion.gateway.templates import ChatTemplate, TemplateError
 from pillion.gateway.tokenizer import TextError, Tokenizer, load_tokenizer
 from pillion.gateway.untaught import as_text
-from pillion.modelfiles import SamplingDefaults, chat_templates, locate, sampling_defaults
+from pillion.modelfiles import Located, SamplingDefaults, chat_templates, locate, sampling_defaults
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ class Model:
         defaults: SamplingDefaults,
         call_form: CallForm | None = None,
         thinks: bool = False,
+        *,
+        located: Located,
     ) -> None:
         """`call_form`: in which it writes tool calls, None for one that is not known. `thinks`: whether it
         marks reasoning.
@@ -46,6 +48,7 @@ class Model:
         self.defaults = defaults
         self.call_form = call_form
         self.thinks = thinks
+        self.located = located
 
     def encode(self, prompt: Messages | Texts, max_tokens: int | None = None) -> tuple[tuple[int, ...], ...]:
         """The prompts' token ids. Raises ApiError.
@@ -155,6 +158,7 @@ def load_model(config: Config) -> Model:
         defaults,
         _call_form(config.gateway.tool_call_parser, template),
         _thinks(config.gateway.reasoning_parser, template),
+        located=located,
     )
 
 

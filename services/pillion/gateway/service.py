@@ -178,6 +178,7 @@ class Gateway:
         for connection in self.state.connections.values():
             await connection.close()
         self.state.texter.close()
+        self.state.compiler.close()
 
 
 async def run(config: Config) -> int:

@@ -13,6 +13,7 @@ from pillion.contracts.entries import Facts
 from pillion.gateway import auth
 from pillion.gateway.account import METRICS, Accounts
 from pillion.gateway.call import Bus, Call
+from pillion.gateway.compiler import Compiler
 from pillion.gateway.fields import shown
 from pillion.gateway.heads import Heads
 from pillion.gateway.health import Replicas, Verdict
@@ -66,6 +67,7 @@ class State:
         self.admins = auth.Keys((config.gateway.admin_key,) if config.gateway.admin_key else ())
         self.hosts = Hosts(config.gateway.host, config.gateway.allowed_hosts, keys=self.keys.needed)
         self.texter = Texter()
+        self.compiler = Compiler()
         self.metrics = Metrics("gateway", VERSION, METRICS)
         self.metrics[names.INBOXES].set_function(lambda: float(len(self.streams)))
         self.accounts = Accounts(

@@ -165,4 +165,5 @@ def _sampling(asked: Generation, defaults: SamplingDefaults, seed: int) -> Sampl
         ignore_eos=wishes.ignore_eos,
         stop_token_ids=wishes.stop_token_ids,
         logprobs=asked.output.logprobs,
+        constraint=None if asked.shape is None else asked.shape.constraint,
     )

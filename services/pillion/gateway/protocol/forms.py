@@ -17,6 +17,7 @@ from pillion.gateway.protocol.request import (
     Tools,
     Wishes,
 )
+from pillion.gateway.protocol.structured import shape
 from pillion.gateway.protocol.tools import tools
 from pillion.gateway.protocol.values import INT32
 
@@ -164,6 +165,7 @@ def _generation(
             stop_token_ids=asked["stop_token_ids"],
         ),
         tools=may_call,
+        shape=shape(asked),
         model=asked["model"],
         max_tokens=max_tokens,
         keep=_keep(asked),

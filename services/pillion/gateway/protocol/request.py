@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pillion.contracts.entries import Constraint
+
 FormName = Literal["chat", "completion"]
 CallForm = Literal["hermes", "llama3_json", "mistral"]
 
@@ -70,6 +72,14 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What the text has to be, and the field that says so."""
+
+    constraint: Constraint
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """What of the tokens the client sees, and in which form. All that the output stage needs of a request."""
 
@@ -110,6 +120,7 @@ class Generation:
     output: Output
     wishes: Wishes
     tools: Tools | None = None
+    shape: Shape | None = None
     model: str | None = None
     max_tokens: int | None = None  # None: what is left of the context
     keep: Keep | None = None  # of a prompt that is longer

@@ -1,0 +1,183 @@
+"""What a client says of the text: each form becomes one constraint, and what is wrong with it a 400."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pillion.contracts.entries import Constraint
+from pillion.gateway.compiler import Compiler
+from pillion.gateway.model import Model
+from pillion.gateway.protocol import forms
+from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.protocol.request import Shape
+from pillion.gateway.protocol.structured import SPACES
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "x-guidance": {"lenient": True}}
+
+
+def shape(**fields: Any) -> Shape:
+    chat, completion = forms.chat(CHAT | fields).shape, forms.completion({"prompt": "x"} | fields).shape
+    assert chat == completion and chat is not None
+    return chat
+
+
+def said(found: Shape) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema of a constraint, and what llguidance is told of it."""
+    assert found.constraint.kind == "json"
+    schema = json.loads(found.constraint.text)
+    return schema, schema.pop("x-guidance")
+
+
+FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "strict": ({"json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}, ".json_schema.schema", {}),
+    "not strict": ({"json_schema": {"schema": SCHEMA}}, ".json_schema.schema", {"lenient": True}),
+    "with an object": ({"schema": SCHEMA}, ".schema", {}),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_response_format(name: str) -> None:
+    given, where, options = FORMATS[name]
+    kind = "json_schema" if "json_schema" in given else "json_object"
+    found = shape(response_format={"type": kind, **given})
+    schema, told = said(found)
+    assert found.param == f"response_format{where}"
+    assert list(schema["properties"]) == ["b", "a"], "keys come in the schema's order"
+    assert schema == {key: value for key, value in SCHEMA.items() if key != "x-guidance"}
+    assert told == {"whitespace_pattern": SPACES} | options, "what the client tells llguidance does not count"
+
+
+def test_any_object_and_any_text() -> None:
+    schema, _ = said(shape(response_format={"type": "json_object"}))
+    assert schema == {"type": "object"}
+    assert said(shape(structured_outputs={"json_object": True}))[0] == {"type": "object"}
+    assert forms.chat(CHAT | {"response_format": {"type": "text"}}).shape is None
+    assert forms.chat(CHAT).shape is None
+
+
+def test_the_fields_of_other_servers() -> None:
+    for name, value, constraint in (
+        ("regex", "a/b+", Constraint("regex", "a/b+")),
+        ("choice", ["yes", 'a"\\\n\x7fé'], Constraint("lark", 'start: "yes" | "a\\"\\\\\\n\\u007fé"')),
+        ("grammar", 'root ::= "a"', Constraint("ebnf", 'root ::= "a"')),
+        ("grammar", 'start: "a ::= b"', Constraint("lark", 'start: "a ::= b"')),
+    ):
+        assert shape(**{f"guided_{name}": value}) == Shape(constraint, f"guided_{name}")
+        inner = shape(structured_outputs={name: value})
+        assert inner == Shape(constraint, f"structured_outputs.{name}")
+    for found in (
+        shape(guided_json=json.dumps(SCHEMA), guided_whitespace_pattern=" ?"),
+        shape(structured_outputs={"json": SCHEMA, "whitespace_pattern": " ?"}),
+    ):
+        schema, told = said(found)
+        assert list(schema["properties"]) == ["b", "a"] and told == {"whitespace_pattern": " ?"}
+    _, told = said(shape(structured_outputs={"json": {}, "disable_any_whitespace": True}))
+    assert told == {"whitespace_pattern": None, "whitespace_flexible": False}
+
+
+def test_two_constraints_are_refused() -> None:
+    with pytest.raises(ApiError, match="response_format and guided_regex") as refusal:
+        shape(response_format={"type": "json_object"}, guided_regex="a")
+    assert (refusal.value.status, refusal.value.param) == (400, "guided_regex")
+    with pytest.raises(ApiError, match="needs guided_json"):
+        shape(guided_whitespace_pattern=" ", guided_regex="a")
+    assert shape(response_format={"type": "text"}, guided_regex="a").param == "guided_regex"
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler()
+    yield compiler
+    compiler.close()
+
+
+async def test_what_can_be_compiled_passes(compiler: Compiler, demo_model: Model) -> None:
+    for found in (
+        shape(response_format={"type": "json_object"}),
+        shape(guided_json={"type": "array", "items": {"format": "date"}}),
+        shape(guided_choice=["a", "\x7f\x00 é🎉/"]),
+        shape(guided_grammar='root ::= [a-z]+ | "x"'),
+        shape(structured_outputs={"json": {}, "disable_any_whitespace": True}),
+        # Not strict: what cannot be enforced is passed over.
+        shape(response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}),
+    ):
+        await compiler.check(demo_model, found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "words"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {
+                "schema": {"properties": {"age": {"not": {}}}}, "strict": True}}},
+            "response_format.json_schema.schema", "invalid_schema",
+            'Unimplemented keys: ["not"] (at #/properties/age).',
+        ),
+        ({"guided_json": {"type": "strange"}}, "guided_json", "invalid_schema", "Invalid type: strange"),
+        ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex", "invalid_grammar", "look-a"),
+        ({"guided_grammar": "start: x"}, "guided_grammar", "invalid_grammar", "line 1, column 8: unknown"),
+        (
+            {"guided_json": {}, "guided_whitespace_pattern": "("}, "guided_json", "invalid_schema", "("
+        ),
+        (
+            {"guided_grammar": "start: A\nA: ~/(.*)a(.*)/ & ~/(.*)b.{50}(.*)/ & /.{0,500}/"},
+            "guided_grammar", "invalid_grammar", "more time or memory",
+        ),
+    ],
+    ids=["strict", "type", "regex", "grammar", "spaces", "hostile"],
+)  # fmt: skip
+async def test_what_cannot_be_compiled_is_said_while_the_loop_goes_on(
+    compiler: Compiler, demo_model: Model, fields: dict[str, Any], param: str, code: str, words: str
+) -> None:
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    seen = []
+    for _ in range(2):
+        turns = 0
+        with pytest.raises(ApiError) as refusal:
+            await compiler.check(demo_model, shape(**fields))
+        assert (refusal.value.status, refusal.value.param, refusal.value.code) == (400, param, code)
+        assert words in refusal.value.message
+        seen.append(turns)
+    turning.cancel()
+    assert seen[0] > (100 if "memory" in words else 0)
+    assert seen[1] == 0, "the verdict is known the second time"
+
+
+async def test_more_than_can_wait_are_sent_away(compiler: Compiler, demo_model: Model) -> None:
+    checks = [
+        asyncio.create_task(compiler.check(demo_model, shape(guided_regex=f"a{number}")))
+        for number in range(40)
+    ]
+    outcomes = await asyncio.gather(*checks, return_exceptions=True)
+    sent_away = [one for one in outcomes if isinstance(one, ApiError)]
+    assert len(sent_away) == 8 and {one.status for one in sent_away} == {503}
+    await compiler.check(demo_model, shape(guided_regex="b"))
+
+
+async def test_the_entry_carries_it(start: Any) -> None:
+    stack = await start()
+    answer = stack.post("/v1/chat/completions", CHAT | {"guided_regex": "a{1,9}", "max_tokens": 4})
+    request = await stack.driver.request()
+    assert request.sampling.constraint == Constraint("regex", "a{1,9}")
+    await stack.driver.play(request, [81])
+    status, _, _ = await answer
+    assert status == 200
+    status, body, _ = await stack.fetch("POST", "/v1/chat/completions", json=CHAT | {"guided_regex": "("})
+    assert (status, body["error"]["param"], body["error"]["type"]) == (
+        400,
+        "guided_regex",
+        "invalid_request_error",
+    )
+    assert stack.value("pillion_requests_started_total") == 1

@@ -101,6 +101,23 @@ def test_a_schema_that_cannot_be_kept_is_refused(client: openai.OpenAI) -> None:
     assert refusal.value.param == "guided_json" and "#/properties/a" in refusal.value.message
 
 
+def test_the_raw_forms_and_the_helpers_of_the_client(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    asked = {"model": model_of(client), "messages": messages, "max_tokens": 8, "seed": 7}
+    raw = client.chat.completions.with_raw_response.create(**asked)
+    whole = raw.parse()
+    text = whole.choices[0].message.content
+    assert raw.headers["x-request-id"] == whole.id.removeprefix("chatcmpl-") and text
+    with client.chat.completions.with_streaming_response.create(**asked, stream=True) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]" and lines[0].startswith("id: 1-")
+    with client.chat.completions.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+        assert stream.get_final_completion().choices[0].message.content == text
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert client.chat.completions.parse(**asked).choices[0].message.content == text
+
+
 def test_the_curl_that_up_prints_streams_a_chat(stack: Rig) -> None:
     assert stack.url
     at = next(n for n, line in enumerate(stack.lines) if line.startswith("curl "))

@@ -1,0 +1,151 @@
+"""`ops/clients`: starts a stack, and lets each client do what it does."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from pillion.config import load
+from pillion.modelfiles import locate
+from pillion.ops import web
+from pillion.ops.clients.environment import ROOT, Environment, InstallError
+from pillion.ops.rig import Rig, RigError
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SECONDS = 300.0  # that one client may take
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the clients are pointed at, and where they are."""
+
+    url: str
+    model: str
+    environment: Environment
+    tokenizer: Path  # in Hugging Face's layout, for those that count tokens themselves
+
+
+Command = Callable[[Target], list[str]]
+
+
+def _python(name: str) -> Command:
+    return lambda at: [str(at.environment.python), str(SCRIPTS / name), at.url, at.model]
+
+
+def _node(at: Target) -> list[str]:
+    # Modules are looked for beside the script.
+    script = shutil.copy(SCRIPTS / "openai_node.mjs", at.environment.folder)
+    return ["node", script, at.url, at.model]
+
+
+def _guidellm(at: Target) -> list[str]:
+    return [
+        str(at.environment.folder / "bin" / "guidellm"), "run", "--disable-progress",
+        "--backend", f"kind=openai_http,target={at.url}",
+        "--profile", "kind=concurrent,streams=4",
+        "--constraint", "kind=max_duration,seconds=10",
+        "--tokenizer", f"kind=huggingface_auto,model={at.tokenizer}",
+        "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16",
+    ]  # fmt: skip
+
+
+def _aiperf(at: Target) -> list[str]:
+    return [
+        str(at.environment.folder / "bin" / "aiperf"), "profile", "--model", at.model, "--url", at.url,
+        "--endpoint-type", "chat", "--streaming", "--tokenizer", str(at.tokenizer),
+        "--concurrency", "4", "--request-count", "16", "--ui-type", "none",
+        "--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16",
+        "--artifact-dir", str(at.tokenizer / "aiperf"),
+    ]  # fmt: skip
+
+
+CLIENTS: dict[str, Command] = {
+    "openai-python": _python("openai_python.py"),
+    "openai-node": _node,
+    "litellm": _python("litellm_python.py"),
+    "langchain": _python("langchain_python.py"),
+    "guidellm": _guidellm,
+    "aiperf": _aiperf,
+}
+
+
+@click.command("ops/clients", context_settings={"max_content_width": 110})
+@click.option("--only", multiple=True, type=click.Choice(list(CLIENTS)), help="default: all")
+@click.option(
+    "--environment",
+    type=click.Path(path_type=Path),
+    default=ROOT / ".venv-clients",
+    help="where the clients are installed [.venv-clients]",
+)
+@click.argument("flags", nargs=-1, metavar="[-- FLAGS OF UP]")
+def main(only: tuple[str, ...], environment: Path, flags: tuple[str, ...]) -> None:
+    """Points each client at a stack with the demo model; exit code 1 where one does not get what it wants."""
+    chosen = [name for name in CLIENTS if not only or name in only]
+    there = Environment(environment.resolve())
+    try:
+        there.prepare(node="openai-node" in chosen)
+        with tempfile.TemporaryDirectory(prefix="clients-") as folder, Rig(Path(folder, "s"), *flags) as rig:
+            rig.wait_line("ready after")
+            at = Target(rig.url, _model(rig.url), there, _tokenizer(Path(folder, "tokenizer")))
+            failed = [name for name in chosen if not _runs(name, CLIENTS[name](at), Path(folder))]
+    except (InstallError, RigError, web.Unreachable) as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"\nfailed: {', '.join(failed)}" if failed else "\nall of them got what they expect")
+    sys.exit(bool(failed))
+
+
+def _runs(name: str, command: list[str], folder: Path) -> bool:
+    start = time.monotonic()
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=_environ(name),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        click.echo(f"{name:>14}: {error}")
+        return False
+    took = time.monotonic() - start
+    if done.returncode:
+        click.echo(f"{name:>14}: FAILED with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+        return False
+    checks = [line.removeprefix("ok ") for line in done.stdout.splitlines() if line.startswith("ok ")]
+    click.echo(f"{name:>14}: {', '.join(checks) or 'ran to its end'} ({took:.0f} s)")
+    return True
+
+
+def _environ(name: str) -> dict[str, str]:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PILLION_", "PYTHON"))}
+    environ |= {"OPENAI_API_KEY": "none", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1"}
+    if name == "aiperf":
+        del environ["HF_HUB_OFFLINE"]  # with it a folder is taken for a name
+    return environ
+
+
+def _model(url: str) -> str:
+    _, body = web.get(f"{url}/v1/models")
+    return str(body["data"][0]["id"])
+
+
+def _tokenizer(folder: Path) -> Path:
+    """The demo's, as a folder in Hugging Face's layout."""
+    from transformers import AutoTokenizer
+
+    file = locate("demo", cache_path=load(environ={}).config.cache_path).path
+    AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    main(prog_name=main.name)

@@ -1,0 +1,87 @@
+"""OpenAI's client for Python: sync, async, raw, and its helpers."""
+
+import asyncio
+import sys
+
+import openai
+
+URL, MODEL = sys.argv[1:]
+CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Count to five."}],
+    "max_tokens": 16,
+    "seed": 1,
+}
+
+
+def check(name: str, holds: object) -> None:
+    if not holds:
+        sys.exit(f"{name} does not hold")
+    print("ok", name)
+
+
+client = openai.OpenAI(base_url=f"{URL}/v1", max_retries=0, timeout=60)
+check("models", [model.id for model in client.models.list()] == [MODEL])
+whole = client.chat.completions.create(**CHAT)
+text = whole.choices[0].message.content
+check("chat", text and whole.usage.completion_tokens <= 16 and whole.usage.prompt_tokens_details is not None)
+chunks = list(client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True}))
+pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+check("stream", "".join(pieces) == text and chunks[-1].usage == whole.usage and not chunks[-1].choices)
+
+raw = client.chat.completions.with_raw_response.create(**CHAT)
+check("raw response", raw.headers["x-request-id"] in raw.parse().id and raw.status_code == 200)
+with client.chat.completions.with_streaming_response.create(**CHAT, stream=True) as response:
+    lines = [line for line in response.iter_lines() if line]
+check("raw stream", lines[-1] == "data: [DONE]" and lines[0].startswith("id: "))
+with client.chat.completions.stream(**CHAT) as stream:
+    kinds = {event.type for event in stream}
+    final = stream.get_final_completion()
+check(
+    "stream helper", final.choices[0].message.content == text and {"content.delta", "content.done"} <= kinds
+)
+check("parse helper", client.chat.completions.parse(**CHAT).choices[0].message.content == text)
+
+two = client.completions.create(model=MODEL, prompt=["One", "Two"], n=2, max_tokens=4, logprobs=2)
+check("completion", len(two.choices) == 4 and len(two.choices[3].logprobs.tokens) == 4)
+extra = client.completions.create(
+    model=MODEL, prompt="One", max_tokens=4, extra_body={"top_k": 1, "min_p": 0.1}
+)
+check("extra_body", extra.choices[0].finish_reason == "length")
+
+for name, refused, kind, param in (
+    (
+        "refused value",
+        lambda: client.chat.completions.create(**CHAT, top_p=5),
+        openai.BadRequestError,
+        "top_p",
+    ),
+    (
+        "unknown model",
+        lambda: client.completions.create(model="x", prompt="x"),
+        openai.NotFoundError,
+        "model",
+    ),
+    ("no embeddings", lambda: client.embeddings.create(model=MODEL, input="x"), openai.NotFoundError, None),
+):
+    try:
+        refused()
+    except kind as error:
+        check(name, error.param == param and error.request_id)
+    else:
+        check(name, False)
+
+
+async def main() -> None:
+    async with openai.AsyncOpenAI(base_url=f"{URL}/v1", max_retries=0, timeout=60) as other:
+        stream = await other.chat.completions.create(**CHAT, stream=True)
+        streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        several = await asyncio.gather(*(other.chat.completions.create(**CHAT) for _ in range(4)))
+        check("async", streamed == text and {one.choices[0].message.content for one in several} == {text})
+        left = await other.chat.completions.create(**CHAT | {"max_tokens": 400}, stream=True)
+        await anext(aiter(left))
+        await left.close()
+        check("left in the middle", True)
+
+
+asyncio.run(main())

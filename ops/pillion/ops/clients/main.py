@@ -1,11 +1,13 @@
 """`ops/clients`: starts a stack, and lets each client do what it does."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from pillion.ops.clients.environment import ROOT, Environment, InstallError
 from pillion.ops.rig import Rig, RigError
 
 SCRIPTS = Path(__file__).parent / "scripts"
+_FINISHED = re.compile(r'^pillion_requests_total\{outcome="finished"\} (\S+)$', re.M)
 SECONDS = 300.0  # that one client may take
 
 
@@ -66,6 +69,9 @@ def _aiperf(at: Target) -> list[str]:
     ]  # fmt: skip
 
 
+LOADS = {"guidellm": 8, "aiperf": 16}
+"""Those that end well whatever happens, and how many answers each must have got."""
+
 CLIENTS: dict[str, Command] = {
     "openai-python": _python("openai_python.py"),
     "openai-node": _node,
@@ -94,18 +100,18 @@ def main(only: tuple[str, ...], environment: Path, flags: tuple[str, ...]) -> No
         with tempfile.TemporaryDirectory(prefix="clients-") as folder, Rig(Path(folder, "s"), *flags) as rig:
             rig.wait_line("ready after")
             at = Target(rig.url, _model(rig.url), there, _tokenizer(Path(folder, "tokenizer")))
-            failed = [name for name in chosen if not _runs(name, CLIENTS[name](at), Path(folder))]
+            failed = [name for name in chosen if not _runs(name, at, Path(folder))]
     except (InstallError, RigError, web.Unreachable) as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"\nfailed: {', '.join(failed)}" if failed else "\nall of them got what they expect")
     sys.exit(bool(failed))
 
 
-def _runs(name: str, command: list[str], folder: Path) -> bool:
-    start = time.monotonic()
+def _runs(name: str, at: Target, folder: Path) -> bool:
+    start, before = time.monotonic(), _answered(at.url)
     try:
         done = subprocess.run(
-            command,
+            CLIENTS[name](at),
             cwd=folder,
             env=_environ(name),
             capture_output=True,
@@ -116,13 +122,20 @@ def _runs(name: str, command: list[str], folder: Path) -> bool:
     except (OSError, subprocess.TimeoutExpired) as error:
         click.echo(f"{name:>14}: {error}")
         return False
-    took = time.monotonic() - start
-    if done.returncode:
+    took, answered = time.monotonic() - start, _answered(at.url) - before
+    if done.returncode or answered < LOADS.get(name, 1):
         click.echo(f"{name:>14}: FAILED with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
         return False
     checks = [line.removeprefix("ok ") for line in done.stdout.splitlines() if line.startswith("ok ")]
-    click.echo(f"{name:>14}: {', '.join(checks) or 'ran to its end'} ({took:.0f} s)")
+    click.echo(f"{name:>14}: {', '.join((*checks, f'{answered} answers'))} ({took:.0f} s)")
     return True
+
+
+def _answered(url: str) -> int:
+    """Requests that the stack has answered to their end."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        match = _FINISHED.search(response.read().decode())
+    return int(float(match[1])) if match else 0
 
 
 def _environ(name: str) -> dict[str, str]:

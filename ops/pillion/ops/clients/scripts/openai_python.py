@@ -27,20 +27,23 @@ text = whole.choices[0].message.content
 check("chat", text and whole.usage.completion_tokens <= 16 and whole.usage.prompt_tokens_details is not None)
 chunks = list(client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True}))
 pieces = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
-check("stream", "".join(pieces) == text and chunks[-1].usage == whole.usage and not chunks[-1].choices)
+last = chunks[-1]
+check("stream", "".join(pieces) == text and not last.choices)
+check("usage of a stream", last.usage.completion_tokens == whole.usage.completion_tokens)
 
 raw = client.chat.completions.with_raw_response.create(**CHAT)
 check("raw response", raw.headers["x-request-id"] in raw.parse().id and raw.status_code == 200)
 with client.chat.completions.with_streaming_response.create(**CHAT, stream=True) as response:
     lines = [line for line in response.iter_lines() if line]
 check("raw stream", lines[-1] == "data: [DONE]" and lines[0].startswith("id: "))
-with client.chat.completions.stream(**CHAT) as stream:
+word = CHAT | {"stop": [" ", "."]}  # the helpers take no answer that was cut short
+with client.chat.completions.stream(**word) as stream:
     kinds = {event.type for event in stream}
-    final = stream.get_final_completion()
+    first = stream.get_final_completion().choices[0].message.content
 check(
-    "stream helper", final.choices[0].message.content == text and {"content.delta", "content.done"} <= kinds
+    "stream helper", first != text and text.startswith(first) and {"content.delta", "content.done"} <= kinds
 )
-check("parse helper", client.chat.completions.parse(**CHAT).choices[0].message.content == text)
+check("parse helper", client.chat.completions.parse(**word).choices[0].message.content == first)
 
 two = client.completions.create(model=MODEL, prompt=["One", "Two"], n=2, max_tokens=4, logprobs=2)
 check("completion", len(two.choices) == 4 and len(two.choices[3].logprobs.tokens) == 4)

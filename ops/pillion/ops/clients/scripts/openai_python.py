@@ -2,8 +2,10 @@
 
 import asyncio
 import sys
+import typing
 
 import openai
+import pydantic
 
 URL, MODEL = sys.argv[1:]
 CHAT = {
@@ -44,6 +46,16 @@ check(
     "stream helper", first != text and text.startswith(first) and {"content.delta", "content.done"} <= kinds
 )
 check("parse helper", client.chat.completions.parse(**word).choices[0].message.content == first)
+
+
+class Number(pydantic.BaseModel):
+    """What is asked for below."""
+
+    digits: typing.Literal["1", "2", "3"]
+
+
+told = client.chat.completions.parse(**CHAT | {"max_tokens": 64}, response_format=Number)
+check("parsed model", isinstance(told.choices[0].message.parsed, Number))
 
 two = client.completions.create(model=MODEL, prompt=["One", "Two"], n=2, max_tokens=4, logprobs=2)
 check("completion", len(two.choices) == 4 and len(two.choices[3].logprobs.tokens) == 4)

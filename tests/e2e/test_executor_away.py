@@ -1,6 +1,7 @@
 """What clients and probes see while the executor is stopped, and while it is gone."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -50,9 +51,13 @@ def test_stopped_it_is_unready_and_goes_on_killed_new_work_is_refused_and_stream
     assert readiness(url)[0] == 200
     assert stack.pids()["executor"] == executor
 
-    # S32
+    # S32, S48: beside a text that has to be words of three letters
+    words = BODY | {"guided_regex": "([a-z]{3} )+", "max_tokens": 400, "temperature": 1.0, "seed": 3}
+    quiet_words = tokens(web.stream(f"{url}/v1/completions", words | {"cache_salt": "0"}))
     events = web.stream(f"{url}/v1/completions", BODY | {"cache_salt": "2"})
     first = tokens([next(events)])
+    worded = web.stream(f"{url}/v1/completions", words | {"cache_salt": "1"})
+    seen = [next(worded)]
     os.kill(executor, signal.SIGKILL)
     begin = time.monotonic()
     while readiness(url)[0] == 200:
@@ -60,6 +65,9 @@ def test_stopped_it_is_unready_and_goes_on_killed_new_work_is_refused_and_stream
     with pytest.raises(web.Refused, match="not ready"):
         next(web.stream(f"{url}/v1/completions", BODY))
     assert first + tokens(events) == quiet
+    seen += worded
+    assert tokens(iter(seen)) == quiet_words and len(quiet_words) == 400
+    assert re.fullmatch("([a-z]{3} ){100}", "".join(event["choices"][0]["text"] for event in seen))
     assert stack.pids()["executor"] != executor
     assert len(tokens(web.stream(f"{url}/v1/completions", BODY))) == 1500
     assert stack.end() == 0

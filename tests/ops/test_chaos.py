@@ -41,7 +41,7 @@ def test_requests_follow_from_the_seed_and_are_of_all_kinds() -> None:
     bodies = [work.body for work in works]
     assert {work.path for work in works} == {"/v1/completions", "/v1/chat/completions"}
     assert {body["temperature"] for body in bodies} == {0.0, 0.7, 1.0}
-    assert any("n" in body for body in bodies) and any("stop" in body for body in bodies)
+    assert all(any(field in body for body in bodies) for field in ("n", "stop", "guided_regex"))
     lengths = [len(body["prompt"]) for body in bodies if "prompt" in body]
     assert max(lengths) > 1000 and min(lengths) < 200
     assert all(length + 120 < SIZES.max_model_len for length in lengths)

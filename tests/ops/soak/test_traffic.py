@@ -16,7 +16,8 @@ def test_every_kind_and_manner_comes() -> None:
     acts = [traffic.act() for traffic in [Traffic(3, 50)] for _ in range(2000)]
     kinds, manners = Counter(act.kind for act in acts), Counter(act.manner for act in acts)
     assert set(kinds) == {
-        "whole", "stream", "n", "stop", "sampled", "long prompt", "prefix", "leaves", "half sent", "slow",
+        "whole", "stream", "n", "stop", "sampled", "structured",
+        "long prompt", "prefix", "leaves", "half sent", "slow",
         "deleted", "delete unknown", "idle", "look", "tokenize", "invalid",
     }  # fmt: skip
     assert set(manners) == {"read", "slow", "leave", "half", "delete", "idle"}

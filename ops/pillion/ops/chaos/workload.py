@@ -8,6 +8,11 @@ _WORDS = (
     *("river", "stone", "garden", "window", "letter", "winter", "market", "bridge", "candle", "forest"),
     *("harbour", "island", "kitchen", "ladder", "mirror", "needle", "orchard", "paper", "question"),
 )
+_SHAPES: tuple[dict[str, Any], ...] = (
+    {"guided_regex": "([a-z]{2,9} )+"},
+    {"response_format": {"type": "json_object"}},
+    {"structured_outputs": {"grammar": 'root ::= item+\nitem ::= "- " [a-z ]+ "\\n"'}},
+)
 _STOPS = ("e", " the", "\n", "an", "0", "st")
 
 
@@ -40,7 +45,8 @@ class Work:
 
 
 def requests(seed: int, count: int, sizes: Sizes) -> list[Work]:
-    """Greedy and sampled, chat and completion, one choice and several, short prompts and long, with stops."""
+    """Greedy and sampled, chat and completion, one choice and several, short prompts and long, with stops and
+    constraints."""
     dice = random.Random(f"work {seed}")
     return [Work(index, *_request(dice, index, sizes)) for index in range(count)]
 
@@ -59,6 +65,8 @@ def _request(dice: random.Random, index: int, sizes: Sizes) -> tuple[str, dict[s
         body["stop"] = dice.sample(_STOPS, 2)
     if dice.random() < 0.2:
         body["frequency_penalty"] = 0.5
+    if dice.random() < 0.2:
+        body |= dice.choice(_SHAPES)
     if index % 3 == 0:
         words = " ".join(dice.choices(_WORDS, k=dice.randint(4, 30)))
         return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": words}]}

@@ -71,6 +71,16 @@ class Traffic:
         }  # fmt: skip
         return self._generation("sampled", wish | {"stream": self._random.random() < 0.5})
 
+    def structured(self) -> Act:
+        wish: dict[str, Any] = self._random.choice(
+            [
+                {"response_format": {"type": "json_object"}},
+                {"guided_regex": f"[a-z]{{{self._random.randint(1, 40)}}}"},
+                {"guided_choice": self._random.sample(WORDS, 3)},
+            ]
+        )
+        return self._generation("structured", wish | {"stream": self._random.random() < 0.5})
+
     def long(self) -> Act:
         return self._generation("long prompt", {"stream": True, "max_tokens": 8}, self._longest)
 
@@ -142,7 +152,7 @@ _MIX: tuple[tuple[Callable[[Traffic], Act], int], ...] = (
     (Traffic.plain, 14), (Traffic.stream, 18), (Traffic.choices, 8), (Traffic.stops, 8), (Traffic.sampled, 6),
     (Traffic.long, 4), (Traffic.same, 4), (Traffic.leave, 12), (Traffic.half, 4), (Traffic.slow, 3),
     (Traffic.delete, 6), (Traffic.delete_unknown, 2), (Traffic.idle, 2), (Traffic.look, 6),
-    (Traffic.tokenize, 4), (Traffic.invalid, 12),
+    (Traffic.tokenize, 4), (Traffic.invalid, 12), (Traffic.structured, 6),
 )  # fmt: skip
 
 _CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -157,5 +167,8 @@ _INVALID: tuple[tuple[str, Any], ...] = (
     (_COMPLETION, {"prompt": "x", "top_p": 0}), (_COMPLETION, {"prompt": "x", "model": "no such model"}),
     (_COMPLETION, {"prompt": "x", "stop_token_ids": [1 << 30]}), (_COMPLETION, {"prompt": [5] * 20_000}),
     (_COMPLETION, b'{"prompt": "x", "temperature": 1e999}'), ("/v1/embeddings", {"input": "x"}),
+    (_COMPLETION, {"prompt": "x", "guided_regex": "("}), (_COMPLETION, {"prompt": "x", "guided_json": "{"}),
+    (_COMPLETION, {"prompt": "x", "guided_grammar": "start: " + "(" * 5000}),
+    (_COMPLETION, {"prompt": "x", "guided_json": {"type": "integer", "multipleOf": 1000003}}),
     ("/tokenize", {}), ("/detokenize", {"tokens": [1 << 30]}),
 )  # fmt: skip

@@ -88,6 +88,16 @@ def test_a_complete_text_ends_whatever_else_was_wished(sampler: Sampler, bytes_o
     assert allowed(sampler, regex("a|b", stop_token_ids=(b,), min_tokens=9), [a]) == {b, END}
 
 
+def test_a_constraint_may_begin_behind_a_text(sampler: Sampler, bytes_of: tuple[bytes, ...]) -> None:
+    constraint = Constraint("regex", "[ab]", "</x>")
+    wish = Sampling(seed=1, constraint=constraint)
+    thought = allowed(sampler, wish, ids(bytes_of, "a </x no"))
+    assert {*ids(bytes_of, "ab<{\n")} <= thought and END not in thought
+    behind = allowed(sampler, wish, ids(bytes_of, "a </x no</x>"))
+    assert behind == {*ids(bytes_of, "ab \n")}
+    assert allowed(sampler, wish, ids(bytes_of, "</x>\n\nb")) == {END}
+
+
 def test_what_no_token_fits_is_an_error_of_the_row(sampler: Sampler, bytes_of: tuple[bytes, ...]) -> None:
     (a,) = ids(bytes_of, "a")
     sampler.add(0, regex("aa", stop_token_ids=(a,)), 0, [5], 1)

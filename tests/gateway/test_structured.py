@@ -9,11 +9,13 @@ import pytest
 
 from pillion.contracts.entries import Constraint
 from pillion.gateway.compiler import Compiler
+from pillion.gateway.guard import Guard
 from pillion.gateway.model import Model
 from pillion.gateway.protocol import forms
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Shape
 from pillion.gateway.protocol.structured import SPACES
+from pillion.gateway.templates import ChatTemplate
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "x-guidance": {"lenient": True}}
@@ -181,3 +183,20 @@ async def test_the_entry_carries_it(start: Any) -> None:
         "invalid_request_error",
     )
     assert stack.value("pillion_requests_started_total") == 1
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_it_holds_behind_reasoning_that_the_template_opened(
+    start: Any, demo_model: Model, opened: bool
+) -> None:
+    source = "<|im_start|>assistant\n" + "<think>\n" * opened
+    template = ChatTemplate({"default": source}, demo_model.tokenizer.special, Guard(()))
+    model = Model(
+        "demo", demo_model.tokenizer, template, demo_model.defaults, None, True, located=demo_model.located
+    )
+    stack = await start(model=model)
+    answer = stack.post("/v1/chat/completions", CHAT | {"guided_regex": "a{1,9}", "max_tokens": 4})
+    request = await stack.driver.request()
+    assert request.sampling.constraint == Constraint("regex", "a{1,9}", "</think>" if opened else "")
+    await stack.driver.play(request, [81])
+    assert (await answer)[0] == 200

@@ -277,4 +277,5 @@ def from_wire(message: executor_pb2.Sampling) -> Sampling:
 
 
 def _constraint(message: executor_pb2.Sampling) -> Constraint:
-    return Constraint(message.constraint.kind, message.constraint.text)  # type: ignore[arg-type]
+    constraint = message.constraint
+    return Constraint(constraint.kind, constraint.text, constraint.after)  # type: ignore[arg-type]

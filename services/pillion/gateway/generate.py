@@ -1,10 +1,12 @@
 """Runs a new request of either form and answers it."""
 
+from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
 
 from pillion import clock, ids
+from pillion.gateway import thinking
 from pillion.gateway.call import Call, running
 from pillion.gateway.heads import Once, StreamHead
 from pillion.gateway.protocol.entry import Envelope, cut, entry
@@ -28,8 +30,11 @@ async def generate(
     prompts = cut(asked, encoded, state.limits(facts))
     echoes = asked.prompt if prompts == encoded else Texts(ids=prompts)
     echoed = await state.texter(lambda: model.texts(echoes)) if asked.output.echo else ()
+    output = model.output(asked, prompts)
     if asked.shape is not None:
         await state.compiler.check(model, asked.shape)
+        if output.thinking:
+            asked = replace(asked, shape=asked.shape.behind(thinking.CLOSE))
     # Asked again: nothing waits from here to where the request counts as live, so no drain overlooks it.
     facts = state.ready(model)
     label = asked.label or sender.label
@@ -45,7 +50,6 @@ async def generate(
             tenant=sender.tenant,
             traceparent=tracing.traceparent(span),
         )
-        output = model.output(asked, prompts)
         request = entry(asked, prompts, state.limits(facts), model.defaults, envelope)
         head = StreamHead(
             request=request,

@@ -110,6 +110,7 @@ def _sampling(sampling: Sampling) -> pb.Sampling:
     if sampling.constraint is not None:
         message.constraint.kind = sampling.constraint.kind
         message.constraint.text = sampling.constraint.text
+        message.constraint.after = sampling.constraint.after
     return message
 
 

@@ -43,11 +43,13 @@ class Constraint(Struct, frozen=True):
 
     `json`: a JSON Schema; what llguidance is told of it stands under its key `x-guidance`. `regex`: all of
     the text matches. `lark`: a grammar in llguidance's variant of Lark, which can hold schemas and special
-    tokens. `ebnf`: one in the notation of llama.cpp.
+    tokens. `ebnf`: one in the notation of llama.cpp. It holds behind the first `after`, if that is not empty:
+    until then any text may come.
     """
 
     kind: Literal["json", "regex", "lark", "ebnf"]
     text: Annotated[str, Meta(min_length=1, max_length=MAX_CONSTRAINT)]
+    after: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Sampling(Struct, frozen=True):

@@ -14,6 +14,11 @@ from pillion.contracts.entries import Constraint
 # its own tokenization of what is certain, for which it would need the tokenizer.
 _OPTIONS = '%llguidance {"no_forcing": true}'
 
+_BEFORE = """
+start: before /[ \\n]{{0,8}}/ @rest
+before[lazy]: /(?s:.*){after}/
+"""
+
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _JSON_ERROR = "failed to compile JSON schema: "
 _REGEX_ERROR = re.compile(r'^invalid regex ".*" \(in regex\): ', re.DOTALL)
@@ -47,7 +52,12 @@ def grammar(constraint: Constraint) -> str:
                 raise GrammarError(_first_line(str(error))) from None
             except RecursionError:
                 raise GrammarError("it is nested too deeply") from None
-    return LLMatcher.grammar_from_lark(f"{lark}\n{_OPTIONS}\n")
+    lark = f"{lark}\n{_OPTIONS}\n"
+    if not constraint.after:
+        return LLMatcher.grammar_from_lark(lark)
+    before = _BEFORE.format(after=re.escape(constraint.after).replace("/", r"\/"))
+    parts = [{"lark_grammar": f"{before}{_OPTIONS}\n"}, {"name": "rest", "lark_grammar": lark}]
+    return json.dumps({"grammars": parts})
 
 
 def words(constraint: Constraint, error: str, compiles: Callable[[Constraint], str]) -> str:

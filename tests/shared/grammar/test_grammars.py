@@ -78,8 +78,14 @@ def test_what_is_wrong_is_said_with_its_place(grammars: Grammars) -> None:
         error = grammars.check(constraint)
         assert error.startswith(words), (name, error)
         assert "\n" not in error and len(error) < 500
-    assert grammars.check(schema(type="object")) == ""
-    assert grammars.check(Constraint("ebnf", 'root ::= "a" | b\nb ::= [0-9]+')) == ""
+    for after in ("", "</a/b>"):
+        for kind, text in (
+            ("json", '{"type": "object"}'),
+            ("regex", "a/b"),
+            ("lark", 'start: "a" b\nb: "c"'),
+            ("ebnf", 'root ::= "a" | b\nb ::= [0-9]+'),
+        ):
+            assert grammars.check(Constraint(kind, text, after)) == ""  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("constraint", [HOSTILE, LARGE], ids=["time", "size"])

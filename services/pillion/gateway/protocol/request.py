@@ -78,6 +78,10 @@ class Shape:
     constraint: Constraint
     param: str
 
+    def behind(self, text: str) -> "Shape":
+        """The same, where any text may come until that one."""
+        return Shape(Constraint(self.constraint.kind, self.constraint.text, text), self.param)
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

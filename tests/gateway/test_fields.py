@@ -299,10 +299,13 @@ def test_what_is_said_of_tools_together() -> None:
     chat: dict[str, Any] = MINIMAL[CHAT] | {"tools": [TOOL]}
     seen = {"type": "function", "function": {k: v for k, v in TOOL["function"].items() if k != "strict"}}
     asked = forms.chat(chat)
-    assert asked.tools == Tools((seen,)) and asked.prompt.tools == (seen,), (
+    assert asked.tools == Tools((TOOL,)) and asked.prompt.tools == (seen,), (
         "strict is not the model's to read"
     )
-    assert forms.chat(chat | {"parallel_tool_calls": False}).tools == Tools((seen,), parallel=False)
+    assert forms.chat(chat | {"parallel_tool_calls": False}).tools == Tools((TOOL,), parallel=False)
+    assert forms.chat(chat | {"tool_choice": "required"}).tools == Tools((TOOL,), required=True)
+    named = {"type": "function", "function": {"name": "f"}}
+    assert forms.chat(chat | {"tool_choice": named}).tools == Tools((TOOL,), required=True, only="f")
     none = forms.chat(chat | {"tool_choice": "none"})
     assert none.tools is None and none.prompt.tools == (), "who may not call is not told what"
     assert forms.chat(MINIMAL[CHAT] | {"tool_choice": "auto"}).tools is None

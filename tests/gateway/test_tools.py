@@ -86,6 +86,35 @@ async def test_only_one_call_ends_the_choice(start: Any) -> None:
     assert several["choices"][0]["message"]["content"] is None
 
 
+async def test_a_call_that_is_forced_is_constrained_and_streams(start: Any, parse_sse: Any) -> None:
+    stack = await start()
+    text, request = await answered(stack, TOOLS | {"tool_choice": "required", "stream": True}, CALL)
+    constraint = request.sampling.constraint
+    assert constraint is not None and constraint.kind == "lark" and '\\"weather\\"' in constraint.text
+    deltas = [event["choices"][0]["delta"] for event in parse_sse(text) if event != "[DONE]"]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert len(calls) > 4 and calls[0]["function"] == {"name": "weather", "arguments": ""}
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Köln"}'
+    assert not any(delta.get("content") for delta in deltas)
+
+
+async def test_a_schema_that_cannot_be_kept_is_told_with_its_place(start: Any) -> None:
+    stack = await start()
+    bad = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"not": {}}}}}
+    tools = [*TOOLS["tools"], {"type": "function", "function": bad}]
+    body = BODY | {"tools": tools, "tool_choice": "required"}
+    status, answer, _ = await stack.fetch("POST", PATH, json=body)
+    assert (status, answer["error"]["param"]) == (400, "tools[1].function.parameters")
+    assert "not" in answer["error"]["message"] and answer["error"]["code"] == "invalid_schema"
+    for fine in (
+        {"tool_choice": "auto"},
+        {"tools": [*TOOLS["tools"], {**tools[1], "function": {**bad, "strict": False}}]},
+    ):
+        asked = stack.post(PATH, body | fine)
+        await stack.driver.play(await stack.driver.request(), encoded(stack, CALL), finish="stop")
+        assert (await asked)[0] == 200
+
+
 async def test_a_call_goes_on_where_its_stream_broke(start: Any, reader: Any) -> None:
     """The gateway that goes on holds back what the first one held, and names the call the same."""
     stack = await start()

@@ -27,6 +27,8 @@ class Compiler:
 
     async def check(self, model: Model, shape: Shape) -> None:
         """Raises ApiError: 400 for what cannot be compiled, 503 where it cannot be told."""
+        for part in shape.parts:
+            await self.check(model, part)
         error = self._known.get(shape.constraint)
         if error is None:
             error = await self._compile(model, shape.constraint)

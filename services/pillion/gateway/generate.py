@@ -30,10 +30,10 @@ async def generate(
     prompts = cut(asked, encoded, state.limits(facts))
     echoes = asked.prompt if prompts == encoded else Texts(ids=prompts)
     echoed = await state.texter(lambda: model.texts(echoes)) if asked.output.echo else ()
-    output = model.output(asked, prompts)
+    asked = model.shaped(asked, prompts)
     if asked.shape is not None:
         await state.compiler.check(model, asked.shape)
-        if output.thinking:
+        if asked.output.thinking:
             asked = replace(asked, shape=asked.shape.behind(thinking.CLOSE))
     # Asked again: nothing waits from here to where the request counts as live, so no drain overlooks it.
     facts = state.ready(model)
@@ -55,7 +55,7 @@ async def generate(
             request=request,
             created=int(arrival),
             fingerprint=facts.fingerprint or None,
-            output=output,
+            output=asked.output,
             echoed=echoed,
             body=once.body if once else "",
             label=label,

@@ -14,7 +14,7 @@ MEANINGS: Mapping[str, str] = {
     "parse_special": "Control tokens in texts are read as such, which else are text like any other.",
     "return_token_strs": "Also each token's text.",
     "tools": "Functions that the model may call, see tools.md.",
-    "tool_choice": "`none`: the model is told of no tools.",
+    "tool_choice": "Whether functions are called, and which: one that is named, or any that is `required`.",
     "parallel_tool_calls": "Whether more than one call may be made.",
     "include_reasoning": "Whether reasoning that is told apart comes too, see tools.md.",
     "truncate_prompt_tokens": "So many tokens of a longer prompt count; -1: as many as leave room.",

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -12,7 +11,8 @@ from pillion.gateway import thinking
 from pillion.gateway.calls import FORMS, form_of, knows_tools
 from pillion.gateway.guard import bare
 from pillion.gateway.protocol.errors import ApiError, bad
-from pillion.gateway.protocol.request import CallForm, Calls, Generation, Messages, Output, Texts
+from pillion.gateway.protocol.request import CallForm, Generation, Messages, Texts
+from pillion.gateway.shaping import shaped
 from pillion.gateway.templates import ChatTemplate, TemplateError
 from pillion.gateway.tokenizer import TextError, Tokenizer, load_tokenizer
 from pillion.gateway.untaught import as_text
@@ -73,26 +73,12 @@ class Model:
         except TextError as error:
             raise bad(param, f"{param}: {error}.", "invalid_unicode") from None
 
-    def output(self, asked: Generation, prompts: Sequence[Sequence[int]]) -> Output:
-        """How the answer to these prompts is to be read. Raises ApiError where tools cannot be called."""
+    def shaped(self, asked: Generation, prompts: Sequence[Sequence[int]]) -> Generation:
+        """The request with how its answer is drawn and read. Raises ApiError for what the model cannot do."""
         if asked.output.form != "chat":
-            return asked.output
-        calls = None
-        if asked.tools is not None:
-            if self.call_form is None:
-                raise bad(
-                    "tools",
-                    "tools: how this model writes calls is not known; start with --tool-call-parser.",
-                    "unsupported_parameter",
-                )
-            names = tuple(tool["function"]["name"] for tool in asked.tools.definitions)
-            calls = Calls(self.call_form, names, single=not asked.tools.parallel)
-        return replace(
-            asked.output,
-            calls=calls,
-            thinks=self.thinks,
-            thinking=self.thinks and self._ends(prompts[0], thinking.OPEN),
-        )
+            return asked
+        opened = self.thinks and self._ends(prompts[0], thinking.OPEN)
+        return shaped(asked, self.call_form, self.tokenizer.controls, thinks=self.thinks, opened=opened)
 
     def _ends(self, prompt: Sequence[int], text: str) -> bool:
         """Whether the prompt ends with the text, but for blanks."""

@@ -50,7 +50,7 @@ def reader(spec: Output) -> Reading:
         else:
             yield from source.rest()
 
-    return Reader(parser)
+    return Reader(parser, only_calls=spec.calls is not None and spec.calls.certain)
 
 
 def marks(spec: Output) -> tuple[str, ...]:

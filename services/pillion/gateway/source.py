@@ -285,8 +285,11 @@ class Source:
 class Reader:
     """Runs a parser over one choice's text."""
 
-    def __init__(self, parser: Callable[[Source], Steps[None]]) -> None:
-        """`parser` may end before the text does: the rest of it is then nobody's."""
+    def __init__(self, parser: Callable[[Source], Steps[None]], only_calls: bool = False) -> None:
+        """`parser` may end before the text does: the rest of it is then nobody's. `only_calls`: there is no
+        content; what is held at the end is a call that was cut off before its arguments.
+        """
+        self._only_calls = only_calls
         self._source = Source()
         self._steps = parser(self._source)
         self.over = False
@@ -315,7 +318,10 @@ class Reader:
             return ()
         self._source.end()
         self._advance()
-        return self._source.told()
+        told = self._source.told()
+        if not self._only_calls:
+            return told
+        return tuple(part for part in told if not (isinstance(part, Text) and part.kind == "content"))
 
     def _advance(self) -> None:
         try:

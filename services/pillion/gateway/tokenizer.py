@@ -34,7 +34,8 @@ class Tokenizer:
         self._lock = threading.Lock()  # of the backend's one switch, which `_encode` sets
         added = backend.get_added_tokens_decoder()
         self.special = special
-        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.controls = {token.content: number for number, token in added.items() if token.special}
+        self.special_ids = frozenset(self.controls.values())
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         # A normalizer may join what follows one another, as Unicode's composition does.
@@ -42,7 +43,7 @@ class Tokenizer:
         self.longest = (
             max(map(len, vocabulary), default=0) * joins
         )  # characters of text that one token can take
-        self.guard = Guard(token.content for token in added.values() if token.special)
+        self.guard = Guard(self.controls)
         self._to_bytes, self._errors, self._strip = decoding(_decoder(backend))
         self._pieces: dict[int, bytes] = {}
 
@@ -91,7 +92,7 @@ class Tokenizer:
         that are not skipped."""
         skipped = self.special_ids if skip_special else frozenset()
         if skipped and shown:
-            skipped -= {self._backend.token_to_id(text) for text in shown}
+            skipped -= {self.controls.get(text) for text in shown}
         return Detokenizer(self.piece, skipped, self._errors, None if continues else self._strip)
 
     def piece(self, token: int) -> bytes:

@@ -3,6 +3,7 @@
 import json
 
 from pillion.gateway.calls import objects
+from pillion.gateway.calls.grammar import Controls, Frame
 from pillion.gateway.protocol.request import Calls
 from pillion.gateway.source import NoCall, Source, Steps
 
@@ -30,3 +31,11 @@ def read(source: Source, calls: Calls) -> Steps[None]:
 def write(name: str, arguments: str) -> str:
     """A call as the model would write it; `arguments` in JSON."""
     return f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n{CLOSE}'
+
+
+def frame(controls: Controls) -> Frame:
+    return Frame(
+        before=lambda name: (OPEN, f'\n{{"name": "{name}", "arguments": '),
+        after=("}\n", CLOSE),
+        between=("\n",),
+    )

@@ -5,6 +5,7 @@ between them: Llama 3.
 import json
 
 from pillion.gateway.calls import objects
+from pillion.gateway.calls.grammar import Controls, Frame
 from pillion.gateway.protocol.request import Calls
 from pillion.gateway.source import NoCall, Source, Steps
 
@@ -36,3 +37,7 @@ def read(source: Source, calls: Calls) -> Steps[None]:
 def write(name: str, arguments: str) -> str:
     """A call as the model would write it; `arguments` in JSON."""
     return f'{TAG}{{"name": {json.dumps(name)}, "parameters": {arguments}}}'
+
+
+def frame(controls: Controls) -> Frame:
+    return Frame(before=lambda name: (f'{{"name": "{name}", "parameters": ',), after=("}",), between=("; ",))

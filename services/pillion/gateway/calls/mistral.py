@@ -6,6 +6,7 @@ import json
 import re
 
 from pillion.gateway.calls import objects
+from pillion.gateway.calls.grammar import Controls, Frame
 from pillion.gateway.protocol.request import Calls
 from pillion.gateway.source import NoCall, Source, Steps
 
@@ -56,3 +57,15 @@ def _named(source: Source, calls: Calls) -> Steps[None]:
 def write(name: str, arguments: str) -> str:
     """A call as the model would write it; `arguments` in JSON."""
     return f'{OPEN}[{{"name": {json.dumps(name)}, "arguments": {arguments}}}]'
+
+
+def frame(controls: Controls) -> Frame:
+    if ARGUMENTS in controls:
+        return Frame(before=lambda name: (OPEN, name, ARGUMENTS))
+    return Frame(
+        before=lambda name: (f'{{"name": "{name}", "arguments": ',),
+        after=("}",),
+        between=(", ",),
+        begin=(OPEN, "["),
+        end=("]",),
+    )

@@ -18,7 +18,7 @@ from pillion.gateway.protocol.request import (
     Wishes,
 )
 from pillion.gateway.protocol.structured import shape
-from pillion.gateway.protocol.tools import tools
+from pillion.gateway.protocol.tools import described, tools
 from pillion.gateway.protocol.values import INT32
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for completions
@@ -75,7 +75,7 @@ def _messages(asked: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> Messa
         asked["add_generation_prompt"],
         asked["continue_final_message"],
         asked["chat_template_kwargs"],
-        tools,
+        described(tools),
         bool(asked["add_special_tokens"]),
         asked["parse_special"],
         ignored,

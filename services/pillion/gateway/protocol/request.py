@@ -77,6 +77,7 @@ class Shape:
 
     constraint: Constraint
     param: str
+    parts: "tuple[Shape, ...]" = ()  # what it is made of: a mistake in one is told as that one's
 
     def behind(self, text: str) -> "Shape":
         """The same, where any text may come until that one."""

@@ -1,6 +1,7 @@
 """The functions that a chat may call, and which of them it must."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from pillion.gateway.protocol import values
@@ -35,7 +36,7 @@ _MODES = ("none", "auto", "required")
     },
 })  # fmt: skip
 def definitions(name: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """What a template gets of each tool: all that the client wrote, but `strict`, which is for the server."""
+    """The tools as the client wrote them."""
     tools = values.listed(values.unchecked({}), MAX_TOOLS)(name, value)
     result = [_definition(f"{name}[{index}]", tool) for index, tool in enumerate(tools)]
     names = [tool["function"]["name"] for tool in result]
@@ -66,7 +67,15 @@ def _definition(path: str, value: Any) -> dict[str, Any]:
     ):
         if function.get(key) is not None:
             check(f"{path}.{key}", function[key])
-    return tool | {"function": {key: item for key, item in function.items() if key != "strict"}}
+    return tool
+
+
+def described(listed: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """What a template gets of the tools: all but `strict`, which is for the server."""
+    return tuple(
+        tool | {"function": {key: item for key, item in tool["function"].items() if key != "strict"}}
+        for tool in listed
+    )
 
 
 @values.passes({
@@ -102,8 +111,4 @@ def tools(asked: dict[str, Any]) -> Tools | None:
         raise bad("tool_choice", "tool_choice names a function that is not in tools.", "invalid_value")
     if not listed or mode == "none":
         return None
-    if mode == "required":
-        raise bad(
-            "tool_choice", "tool_choice must be auto or none: calls cannot be forced yet.", "invalid_value"
-        )
     return Tools(listed, required=mode == "required", only=only, parallel=asked["parallel_tool_calls"])

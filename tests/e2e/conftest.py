@@ -10,12 +10,13 @@ from pillion.modelfiles import Located
 from pillion.ops.rig import Rig
 
 StartStack = Callable[..., Rig]
+ADMIN_KEY = "root"
 
 
 @pytest.fixture(scope="session")
 def stack(demo: Located, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """One stack with the demo model for all tests that only ask it things."""
-    running = Rig(tmp_path_factory.mktemp("stack"))
+    running = Rig(tmp_path_factory.mktemp("stack"), "--admin-key", ADMIN_KEY)
     running.wait_line("ready after")
     yield running
     assert running.end() == 0

@@ -8,7 +8,7 @@ from typing import Any
 from pillion.bus import Connection, Tail, append
 from pillion.config import leaves
 from pillion.contracts.entries import Control, StepLimits, decode, encode
-from pillion.gateway import admin as module
+from pillion.gateway import admin, live
 from tests.gateway.conftest import FACTS
 
 KEY = {"Authorization": "Bearer root"}
@@ -75,7 +75,8 @@ async def test_its_key_is_its_own(start: Any) -> None:
     assert not await stack.driver.connection.call("EXISTS", stack.driver.keys.control("0"))
 
 
-async def test_requests_of_the_whole_stack_are_listed_and_cancelled(start: Any, until: Any) -> None:
+async def test_requests_of_the_whole_stack_are_listed_and_cancelled(start: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(live, "PAGE", 1)
     stack, other = await start(admin_key="root"), await start(admin_key="root")
     first = stack.post("/v1/chat/completions", CHAT | {"priority": 3, "n": 2})
     one = await stack.driver.request()
@@ -108,7 +109,7 @@ async def test_requests_of_the_whole_stack_are_listed_and_cancelled(start: Any, 
     first.cancel()
 
 
-async def test_a_replica_is_drained_and_takes_work_again(start: Any, until: Any) -> None:
+async def test_a_replica_is_drained_and_takes_work_again(start: Any) -> None:
     stack = await start(admin_key="root")
     running = stack.post("/v1/chat/completions", CHAT)
     request = await stack.driver.request()
@@ -162,11 +163,11 @@ async def test_budgets_and_the_prefix_cache(start: Any) -> None:
 async def test_who_does_not_confirm_is_told(start: Any, monkeypatch: Any) -> None:
     stack = await start(admin_key="root")
     assert (await stack.fetch("DELETE", "/admin/v1/prefixes/9", headers=KEY))[0] == 404
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    monkeypatch.setattr(admin, "PATIENCE", 0.1)
     status, body, headers = await stack.fetch("DELETE", "/admin/v1/prefixes/0", headers=KEY)
     assert (status, body["error"]["code"]) == (503, "no_answer") and headers["Retry-After"]
     # Another one holds the replica by now: the word is not its own, and nobody waits for it.
-    monkeypatch.setattr(module, "PATIENCE", 60.0)
+    monkeypatch.setattr(admin, "PATIENCE", 60.0)
     asking = asyncio.create_task(stack.fetch("DELETE", "/admin/v1/prefixes/0", headers=KEY))
     await stack.driver.tell(epoch=2)
     async with asyncio.timeout(30):

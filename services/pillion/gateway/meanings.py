@@ -48,7 +48,7 @@ MEANINGS: Mapping[str, str] = {
     "stream_options": "See below; with `stream` true.",
     "logprobs": "Log probabilities come; for completions with so many alternatives.",
     "top_logprobs": "So many alternatives for each token; with `logprobs` true.",
-    "echo": "The text begins with the prompt.",
+    "echo": "The text begins with the prompt; log probabilities are of the answer only.",
     "skip_special_tokens": "Control tokens give no text.",
     "return_token_ids": "Also the prompt's and the answer's token ids.",
     "return_tokens_as_token_ids": "Log probabilities name tokens as `token_id:N`.",

@@ -6,10 +6,11 @@ import jsonschema_rs
 import pytest
 
 from pillion.gateway import openapi
-from pillion.gateway.fields import BUDGET, CHAT, COMPLETION, STREAM_OPTIONS, TABLE, Form
+from pillion.gateway.fields import BUDGET, CHAT, COMPLETION, STREAM_OPTIONS, TABLE, Field, Form
 from pillion.gateway.meanings import MEANINGS, ROUTES
 from pillion.gateway.protocol import forms
 from pillion.gateway.protocol.errors import ApiError
+from tests.gateway.test_fields import ACTED, ENTRIES, HARMLESS, LOGPROBS, MINIMAL, REFUSED
 
 
 @pytest.mark.parametrize(("admin_key", "paths"), [(None, 13), ("root", 19)])
@@ -46,11 +47,11 @@ def valid(form: Form, body: dict[str, Any]) -> bool:
     return jsonschema_rs.is_valid(openapi.body(TABLE[form], {}), body)
 
 
-def test_it_lists_what_is_acted_on_and_nothing_else() -> None:
+def test_every_field_is_in_it() -> None:
     for table in TABLE.values():
         schema = openapi.body(table, {})
         acted = {name for name, field in table.items() if field.check is not None}
-        assert set(schema["properties"]) == acted and len(acted) >= 2
+        assert set(schema["properties"]) == set(table) and len(acted) >= 2
         assert acted <= set(MEANINGS), "say in pillion.gateway.meanings what the field does"
         assert schema["required"] == [name for name, field in table.items() if field.required]
 
@@ -76,6 +77,30 @@ def test_schema_and_table_agree(name: str, value: Any, taken: bool) -> None:
     else:
         with pytest.raises(ApiError):
             forms.completion(body)
+
+
+@pytest.mark.parametrize(("form", "field"), ENTRIES, ids=[f"{form.value}-{f.name}" for form, f in ENTRIES])
+def test_what_the_table_takes_the_schema_takes(form: Form, field: Field) -> None:
+    minimal = {} if form is Form.TOKENIZE and field.name == "messages" else MINIMAL[form]
+    assert valid(form, minimal | {field.name: None}) is not field.required
+    if field.check is not None:
+        good = (LOGPROBS[form] if field.name == "logprobs" else ACTED[field.name])[0]
+    else:
+        good = HARMLESS.get(field.name, [])
+        wrong = [value for value in REFUSED if field.harmless is None or not field.harmless(value)]
+        assert wrong and not any(valid(form, minimal | {field.name: value}) for value in wrong)
+    for value in good:
+        assert valid(form, minimal | {field.name: value}), value
+
+
+async def test_where_others_are_let_pass_it_says_so(start: Any) -> None:
+    stack = await start(unknown_fields="warn")
+    _, document, _ = await stack.fetch("GET", "/openapi.json")
+    for path in ("/v1/completions", "/tokenize"):
+        content = document["paths"][path]["post"]["requestBody"]["content"]
+        assert content["application/json"]["schema"]["additionalProperties"] is True
+    options = openapi.body(TABLE[CHAT], {})["properties"]["stream_options"]["anyOf"][0]
+    assert options["additionalProperties"] is False and set(options["properties"]) == set(STREAM_OPTIONS)
 
 
 @pytest.mark.parametrize(

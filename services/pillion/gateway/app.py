@@ -307,7 +307,9 @@ class App:
     async def _document(self, http: web.Request) -> web.Response:
         models = self.state.replicas.models()
         name = self.state.model.name if self.state.model else ""
-        return answer(openapi.document(self._table().items(), {*models, name} - {""}, models.get(name)))
+        more = self.state.config.gateway.unknown_fields == "warn"
+        table, known = self._table().items(), {*models, name} - {""}
+        return answer(openapi.document(table, known, models.get(name), more))
 
     async def _metrics(self, http: web.Request) -> web.Response:
         return web.Response(body=self.state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -59,6 +59,7 @@ class Field:
     required: bool = False
     harmless: Harmless | None = None
     why: str = ""
+    kind: type | None = None  # of what is harmless
     refused: bool = False  # but for these values
     unless: tuple[Any, ...] = ()
 
@@ -69,8 +70,8 @@ def acted(
     return Field(name, forms, check, default, required)
 
 
-def harmless(name: str, forms: tuple[Form, ...], when: Harmless, why: str) -> Field:
-    return Field(name, forms, harmless=when, why=why)
+def harmless(name: str, forms: tuple[Form, ...], kind: type, why: str) -> Field:
+    return Field(name, forms, harmless=lambda value: isinstance(value, kind), why=why, kind=kind)
 
 
 def refused(name: str, forms: tuple[Form, ...], why: str, unless: tuple[Any, ...] = ()) -> Field:
@@ -81,10 +82,6 @@ def refused(name: str, forms: tuple[Form, ...], why: str, unless: tuple[Any, ...
 
 def _among(value: Any, options: tuple[Any, ...]) -> bool:
     return any(type(value) is type(option) and value == option for option in options)
-
-
-def _is(*kinds: type) -> Harmless:
-    return lambda value: isinstance(value, kinds)
 
 
 _id = values.integer(0, values.INT32)
@@ -172,13 +169,13 @@ FIELDS: tuple[Field, ...] = (
     acted("cache_salt", GENERATE, _text(MAX_LABEL)),
     acted("request_id", GENERATE, _text(MAX_LABEL)),
     # Labels and hints, which change no answer
-    harmless("user", GENERATE, _is(str), "it must be a string"),
-    harmless("safety_identifier", GENERATE, _is(str), "it must be a string"),
-    harmless("metadata", GENERATE, _is(dict), "it must be an object"),
-    harmless("prompt_cache_key", GENERATE, _is(str), "it must be a string; see cache_salt"),
-    harmless("prompt_cache_retention", GENERATE, _is(str), "it must be a string"),
-    harmless("guided_decoding_backend", GENERATE, _is(str), "it must be a string"),
-    harmless("prompt_cache_options", GENERATE, _is(dict), "it must be an object"),
+    harmless("user", GENERATE, str, "it must be a string"),
+    harmless("safety_identifier", GENERATE, str, "it must be a string"),
+    harmless("metadata", GENERATE, dict, "it must be an object"),
+    harmless("prompt_cache_key", GENERATE, str, "it must be a string; see cache_salt"),
+    harmless("prompt_cache_retention", GENERATE, str, "it must be a string"),
+    harmless("guided_decoding_backend", GENERATE, str, "it must be a string"),
+    harmless("prompt_cache_options", GENERATE, dict, "it must be an object"),
     refused("store", (CHAT,), "answers are not stored", unless=(False,)),
     refused("service_tier", GENERATE, "there is one tier", unless=("auto", "default")),
     refused("verbosity", (CHAT,), "the model has no such setting", unless=("medium",)),

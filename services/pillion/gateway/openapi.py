@@ -48,20 +48,24 @@ _ERROR = {
 
 
 def document(
-    routes: Iterable[tuple[str, Collection[str]]], models: Collection[str], facts: Facts | None
+    routes: Iterable[tuple[str, Collection[str]]],
+    models: Collection[str],
+    facts: Facts | None,
+    more: bool = False,
 ) -> dict[str, Any]:
-    """`routes`: paths, with `{name}` for what varies, and their methods. Limits are those of `facts`."""
+    """`routes`: paths, with `{name}` for what varies, and their methods. Limits are those of `facts`.
+    `more`: fields that are not known are let pass.
+    """
     limits = _limits(models, facts)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Pillion",
             "version": VERSION,
-            "description": "OpenAI's API. Fields that are not listed are refused by name, but for labels and"
-            " hints that change no answer. A field that is null is as good as absent.",
+            "description": "OpenAI's API. A field that is null is as good as absent.",
         },
         "paths": {
-            path: {method.lower(): _operation(path, method, limits) for method in methods}
+            path: {method.lower(): _operation(path, method, limits, more) for method in methods}
             for path, methods in routes
         },
         "components": {
@@ -71,7 +75,7 @@ def document(
     }
 
 
-def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]], more: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{method.lower()} {path}",
         "summary": ROUTES[f"{method} {path}"],
@@ -87,7 +91,7 @@ def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]]) 
             {"name": name, "in": "path", "required": True, "schema": limits.get(name) or _TEXT}
         ]
     if path in BODIES and method in ("POST", "PUT"):
-        schema = body(BODIES[path], limits)
+        schema = body(BODIES[path], limits, more)
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return operation
 
@@ -95,24 +99,29 @@ def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]]) 
 _TEXT = {"type": "string", "minLength": 1}
 
 
-def body(table: Mapping[str, Field], limits: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The schema of a body. What several fields must agree on is not in it."""
+def body(
+    table: Mapping[str, Field], limits: Mapping[str, Mapping[str, Any]], more: bool = False
+) -> dict[str, Any]:
+    """The schema of a body. What several fields must agree on is not in it. `more`: others are let pass."""
     return {
         "type": "object",
-        "additionalProperties": False,
+        "additionalProperties": more,
         "required": [field.name for field in table.values() if field.required],
-        "properties": {
-            field.name: _property(field, limits) for field in table.values() if field.check is not None
-        },
+        "properties": {field.name: _property(field, limits, more) for field in table.values()},
     }
 
 
-def _property(field: Field, limits: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    assert field.check is not None
+_KINDS: Mapping[type | None, str] = {str: "string", dict: "object"}
+
+
+def _property(field: Field, limits: Mapping[str, Mapping[str, Any]], more: bool) -> Mapping[str, Any]:
+    if field.refused:
+        return {"enum": [*field.unless, None], "description": f"Refused: {field.why}."}
+    if field.check is None:
+        return {"type": [_KINDS[field.kind], "null"], "description": "It changes no answer."}
     schema: dict[str, Any] = {**field.check.schema, **limits.get(field.name, {})}
     if field.name == "stream_options":
-        options = {option.name: option.check.schema for option in STREAM_OPTIONS.values() if option.check}
-        schema = {"type": "object", "properties": options, "additionalProperties": False}
+        schema = body(STREAM_OPTIONS, {}, more)
     schema = schema | {"description": MEANINGS[field.name]}
     return schema if field.required else {"anyOf": [schema, {"type": "null"}]}
 

@@ -143,9 +143,12 @@ def response_format(name: str, value: Any) -> Shape | None:
 @values.passes({
     "type": "object", "additionalProperties": False,
     "properties": {
-        "json": _schema, "regex": regex.schema, "choice": choice.schema, "grammar": grammar.schema,
-        "json_object": {"const": True}, "whitespace_pattern": _long.schema,
-        "disable_any_whitespace": {"type": "boolean"},
+        key: {"anyOf": [member, {"type": "null"}]}
+        for key, member in {
+            "json": _schema, "regex": regex.schema, "choice": choice.schema, "grammar": grammar.schema,
+            "json_object": {"type": "boolean"}, "whitespace_pattern": _long.schema,
+            "disable_any_whitespace": {"type": "boolean"},
+        }.items()
     },
 })  # fmt: skip
 def structured_outputs(name: str, value: Any) -> Shape:

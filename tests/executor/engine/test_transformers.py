@@ -101,7 +101,10 @@ def test_every_architecture(tiny_model, make_engine, load_transformers, drive, n
     assert worst(logits(driver, sequence), theirs) < 1e-3
 
 
-MARGIN = 0.028  # logits; float32's best two are closer at fewer than 2 % of the positions
+# Logits: what bfloat16 may err by on average, and where a choice is clear; float32's best two are closer at fewer than
+# 4 % of the positions.
+ERROR = 0.0325
+MARGIN = 0.045
 
 
 def test_bfloat16_where_the_choice_is_clear(demo_bfloat16, theirs, drive, tokens):
@@ -110,7 +113,9 @@ def test_bfloat16_where_the_choice_is_clear(demo_bfloat16, theirs, drive, tokens
     driver.finish([sequence], 128)
     best = theirs.topk(2).values
     clear = best[:, 0] - best[:, 1] > MARGIN
-    ours = logits(driver, sequence).argmax(-1)
+    ours = logits(driver, sequence)
+    error = (ours - ours.mean(-1, keepdim=True)) - (theirs - theirs.mean(-1, keepdim=True))
+    assert error.square().mean().sqrt() < ERROR
     share = 1 - clear.float().mean().item()
-    wrong = (ours != theirs.argmax(-1)) & clear
-    assert (share, int(wrong.sum())) == (pytest.approx(0, abs=0.02), 0)
+    wrong = (ours.argmax(-1) != theirs.argmax(-1)) & clear
+    assert (share, int(wrong.sum())) == (pytest.approx(0, abs=0.04), 0)

@@ -49,7 +49,7 @@ class PagedCache:
 
 
 def _in_large_pages(tensor: Tensor) -> None:
-    """Asks for them, which a system may or may not do. Blocks lie anywhere, in small pages each in its own."""
+    """Asks for them, which a system may not heed. Blocks lie anywhere, in small pages each in its own."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
         return

@@ -22,6 +22,12 @@ def oracle(
         x[token] -= sampling.frequency_penalty * count + sampling.presence_penalty
     for token, bias in sampling.logit_bias.items():
         x[token] += bias
+    banned = [
+        word[-1] for word in sampling.bad_words if output[len(output) + 1 - len(word) :] == [*word[:-1]]
+    ]
+    for token in range(len(x)):
+        if token in banned or (sampling.allowed_token_ids and token not in sampling.allowed_token_ids):
+            x[token] = -math.inf
     if len(output) < sampling.min_tokens:
         for token in (*end, *sampling.stop_token_ids):
             x[token] = -math.inf

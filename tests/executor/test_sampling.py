@@ -71,6 +71,10 @@ CASES = {
     "negative penalties": Sampling(seed=15, frequency_penalty=-0.7, presence_penalty=-0.4, top_p=0.9),
     "bias": Sampling(seed=16, logit_bias={11: 4.0, 12: -100.0}),
     "min tokens": Sampling(seed=17, min_tokens=9, stop_token_ids=(5,), logit_bias={0: 50.0}),
+    "allowed": Sampling(seed=19, allowed_token_ids=(0, 3, 14, 15, 400), temperature=3.0),
+    "bad words": Sampling(
+        seed=20, temperature=0.5, bad_words=((7,), (14, 15, 20), (14, 14, 15, 21), (13, 22), (15, 23))
+    ),
     "all": Sampling(
         seed=18, temperature=1.4, top_k=60, top_p=0.9, min_p=0.01, repetition_penalty=1.2,
         frequency_penalty=0.3, presence_penalty=0.2, logit_bias={3: 2.0}, min_tokens=9, stop_token_ids=(3, 4),
@@ -350,7 +354,9 @@ def test_a_row_whose_every_token_is_banned_is_its_own_error(backend: Backend) ->
         sampler.add(slot, Sampling(seed=slot, min_tokens=5, logprobs=0), 0, [1], 1)
     held = sampler.sample(rows, range(2), [4] * 2)
     assert held.tokens[0] == -1 and held.logprobs[0] is None and held.tokens[1] not in (-1, *END)
-    assert held.errors == {0: "no token is left to draw; ask for a lower min_tokens or another logit_bias"}
+    assert held.errors == {
+        0: "no token is left to draw; ask for a lower min_tokens, another logit_bias or other tokens"
+    }
     assert sampler.sample(rows, range(2), [5] * 2).tokens[0] == END[1]
 
 
@@ -414,6 +420,26 @@ def test_uniforms_are_even_and_tell_all_arguments_apart() -> None:
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
     # Which words make a number, and of what: a change would change every seeded answer.
     assert uniforms(*np.array([[(1 << 64) - 1], [3], [70000]], np.uint64)).tolist() == [0.8760250169196161]
+
+
+def test_bad_words_are_banned_as_tokens_come(backend: Backend) -> None:
+    """Also those that began before the sequence took its slot."""
+    rows = logits(1)
+    rows[0, 7], rows[0, 8] = 90.0, 50.0
+    sampler = Sampler(backend, V, END, 2)
+    wish = Sampling(seed=1, temperature=0, bad_words=((5, 6, 7), (9, 7)))
+    sampler.add(0, wish, 0, [9, 5], 1)
+    assert sampler.sample(rows, [0], [1]).tokens == [7]
+    sampler.note(0, 6)
+    assert sampler.sample(rows, [0], [2]).tokens == [8]
+    sampler.note(0, 6)
+    assert sampler.sample(rows, [0], [3]).tokens == [7]
+    sampler.note(0, 9)
+    assert sampler.sample(rows, [0], [4]).tokens == [8]
+    sampler.add(1, wish, 0, [1, 5, 6], 1)
+    assert sampler.sample(rows, [1], [2]).tokens == [8]
+    with pytest.raises(ValueError, match="bad_words names token 512"):
+        sampler.add(1, Sampling(seed=1, bad_words=((V,),)), 0, [1], 1)
 
 
 def test_the_last_uniform_stays_inside() -> None:

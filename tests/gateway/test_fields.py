@@ -158,6 +158,8 @@ ACTED: dict[str, tuple[list[Any], list[Any]]] = {
     "guided_choice": ([["a"], ["a", "b"]], ["a", [], [1], [""], ["x"] * 1001, ["x" * 1025]]),
     "guided_grammar": (['root ::= "a"', 'start: "a"'], [1, "", {}]),
     "guided_whitespace_pattern": ([], [1, "", {}, "x"]),
+    "allowed_token_ids": ([[], [0, 5]], [1, [-1], ["x"], [True], [0] * 4097]),
+    "bad_words": ([[], ["x", " y"]], ["x", [1], [""], ["x" * 257], ["x"] * 257]),
     "parallel_tool_calls": ([True, False], NOT_BOOL),
     "include_reasoning": ([True, False], NOT_BOOL),
 }
@@ -186,7 +188,6 @@ HARMLESS: dict[str, list[Any]] = {
     "echo": [False],
     "logprob_token_ids": [[]],
     "documents": [[]],
-    "bad_words": [[]],
     "logits_processors": [[]],
     "use_beam_search": [False],
     "length_penalty": [1, 1.0],

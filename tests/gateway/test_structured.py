@@ -168,6 +168,22 @@ async def test_more_than_can_wait_are_sent_away(compiler: Compiler, demo_model: 
     await compiler.check(demo_model, shape(guided_regex="b"))
 
 
+async def test_bad_words_are_written_with_and_without_a_space(start: Any) -> None:
+    stack = await start()
+    wish = {"bad_words": ["Paris", "x y"], "allowed_token_ids": [5, 7], "max_tokens": 4}
+    answer = stack.post("/v1/chat/completions", CHAT | wish)
+    request = await stack.driver.request()
+    written = {stack.tokenizer.decode(word) for word in request.sampling.bad_words}
+    assert written == {"Paris", " Paris", "x y", " x y"}
+    assert request.sampling.allowed_token_ids == (5, 7)
+    await stack.driver.play(request, [81])
+    assert (await answer)[0] == 200
+    status, body, _ = await stack.fetch(
+        "POST", "/v1/chat/completions", json=CHAT | {"allowed_token_ids": [49152]}
+    )
+    assert (status, body["error"]["param"]) == (400, "allowed_token_ids")
+
+
 async def test_the_entry_carries_it(start: Any) -> None:
     stack = await start()
     answer = stack.post("/v1/chat/completions", CHAT | {"guided_regex": "a{1,9}", "max_tokens": 4})

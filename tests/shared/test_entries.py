@@ -55,6 +55,7 @@ sampling = st.builds(
     Sampling, count, st.floats(0, 1e38), above, token, share, penalty, penalty, above,
     st.dictionaries(token, penalty, max_size=3), token, st.booleans(), tokens, some(st.integers(0, 1024)),
     some(st.builds(Constraint, st.sampled_from(["json", "regex", "lark", "ebnf"]), name, text)),
+    tokens, st.lists(st.lists(token, min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
 )  # fmt: skip
 facts = st.builds(
     Facts, text, text, count, count, tokens, count, count, count, count, count, text, text, number,

@@ -1,9 +1,9 @@
 """Draws the next token of each sequence. What a row gives depends on its own logits and sequence alone.
 
 A draw is a function of (logits, tokens so far, sampling, choice, output position): the same in every batch,
-after every preemption and restart. The logits of a row are changed in this order: penalties, bias, the ban on
-ending before `min_tokens`, the constraint's mask, temperature, top-k, top-p, min-p. Log-probabilities are of
-the unchanged logits.
+after every preemption and restart. The logits of a row are changed in this order: penalties, bias, what is
+banned, the ban on ending before `min_tokens` or the constraint's mask, temperature, top-k, top-p, min-p.
+Log-probabilities are of the unchanged logits.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pillion.contracts import executor_pb2
 from pillion.contracts.entries import Constraint, Sampling, TokenLogprob
 from pillion.executor import penalties
+from pillion.executor.badwords import BadWords
 from pillion.executor.random import uniforms
 from pillion.grammar import Grammars, Masked
 from pillion.kernels import filters
@@ -24,7 +25,7 @@ from pillion.kernels.interface import WISH, Backend
 
 GREEDY_BELOW = 1e-5  # temperatures below it pick the likeliest token
 _SEED = (1 << 64) - 1  # what counts of a seed
-_NOTHING_LEFT = "no token is left to draw; ask for a lower min_tokens or another logit_bias"
+_NOTHING_LEFT = "no token is left to draw; ask for a lower min_tokens, another logit_bias or other tokens"
 _NOTHING_FITS = "no token is left that fits the constraint; does it need one of the stop_token_ids?"
 
 
@@ -44,7 +45,18 @@ class Draws:
 class _State:
     """What a sequence's slot knows beside its wish."""
 
-    __slots__ = ("_banned", "_bias_ids", "_bias_values", "_changes", "_ends", "_stops", "history", "sampling")
+    __slots__ = (
+        "_banned",
+        "_bias_ids",
+        "_bias_values",
+        "_changes",
+        "_ends",
+        "_only",
+        "_stops",
+        "history",
+        "sampling",
+        "words",
+    )
 
     def __init__(
         self, sampling: Sampling, tokens: NDArray[np.int32], prompt_length: int, end_tokens: Sequence[int]
@@ -56,7 +68,16 @@ class _State:
         self._ends = np.array(sorted(end_tokens), np.intp)
         self._stops = np.array(sorted(sampling.stop_token_ids), np.intp)
         self._banned = np.union1d(self._ends, self._stops)
-        self._changes = self.history is not None or self._bias_ids.size > 0 or sampling.constraint is not None
+        self._only = np.array(sampling.allowed_token_ids, np.intp)
+        self.words = (
+            BadWords(sampling.bad_words, tokens[prompt_length:].tolist()) if sampling.bad_words else None
+        )
+        self._changes = (
+            self.history is not None
+            or self.words is not None
+            or sampling.constraint is not None
+            or self._bias_ids.size + self._only.size > 0
+        )
 
     def changes(self, position: int) -> bool:
         """Whether the row is drawn from other logits than the model's."""
@@ -67,6 +88,12 @@ class _State:
         if self.history is not None:
             self.history.penalize(row, self.sampling)
         row[self._bias_ids] += self._bias_values
+        if self._only.size:
+            kept = row[self._only]
+            row[:] = -np.inf
+            row[self._only] = kept
+        if self.words is not None:
+            row[self.words.banned()] = -np.inf
         if masked is not None:
             row[~self._allowed(masked, row.size, position)] = -np.inf
         elif position < self.sampling.min_tokens:
@@ -132,6 +159,8 @@ class Sampler:
         for name, ids in (
             ("logit_bias", sampling.logit_bias),
             ("stop_token_ids", sampling.stop_token_ids),
+            ("allowed_token_ids", sampling.allowed_token_ids),
+            ("bad_words", (token for word in sampling.bad_words for token in word)),
             ("the sequence", (int(np.min(tokens, initial=0)), int(np.max(tokens, initial=0)))),
         ):
             for token in ids:
@@ -165,6 +194,8 @@ class Sampler:
         state = self._states[slot]
         if state.history is not None:
             state.history.note(token)
+        if state.words is not None:
+            state.words.note(token)
         if state.sampling.constraint is not None and self._grammars is not None:
             self._grammars.note(slot, token)
 
@@ -273,6 +304,8 @@ def from_wire(message: executor_pb2.Sampling) -> Sampling:
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         constraint=_constraint(message) if message.HasField("constraint") else None,
+        allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_words=tuple(tuple(word.tokens) for word in message.bad_words),
     )
 
 

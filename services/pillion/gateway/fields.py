@@ -20,6 +20,9 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters; a stream holds back at most that much
 MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
+MAX_ALLOWED = 4096
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD = 256  # characters
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 1024  # of the form; the configuration sets a lower bound
 MAX_LABEL = 512
@@ -145,6 +148,8 @@ FIELDS: tuple[Field, ...] = (
     acted("presence_penalty", GENERATE, _number(-2.0, 2.0), 0.0),
     acted("repetition_penalty", GENERATE, _number(0.0, 100.0, above=True)),
     acted("logit_bias", GENERATE, values.bias(MAX_BIASES), {}),
+    acted("allowed_token_ids", GENERATE, values.listed(_id, MAX_ALLOWED), ()),
+    acted("bad_words", GENERATE, values.listed(_text(MAX_BAD_WORD), MAX_BAD_WORDS), ()),
     acted("seed", GENERATE, _integer(-values.INT64 - 1, values.INT64)),
     # What the text has to be
     acted("response_format", GENERATE, structured.response_format),
@@ -199,8 +204,6 @@ FIELDS: tuple[Field, ...] = (
     refused("logprob_token_ids", GENERATE, _scoring, unless=([],)),
     refused("chat_template", (CHAT, TOKENIZE), "templates come from the server; see chat_template_kwargs"),
     refused("documents", (CHAT,), "documents are not supported; put them into a message", unless=([],)),
-    refused("allowed_token_ids", GENERATE, "use logit_bias"),
-    refused("bad_words", GENERATE, "use logit_bias", unless=([],)),
     refused("logits_processors", GENERATE, "code does not travel in requests", unless=([],)),
     refused("use_beam_search", GENERATE, "beam search is not supported", unless=(False,)),
     refused("length_penalty", GENERATE, "beam search is not supported", unless=(1, 1.0)),

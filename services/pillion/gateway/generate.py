@@ -30,6 +30,9 @@ async def generate(
     prompts = cut(asked, encoded, state.limits(facts))
     echoes = asked.prompt if prompts == encoded else Texts(ids=prompts)
     echoed = await state.texter(lambda: model.texts(echoes)) if asked.output.echo else ()
+    bad_words = (
+        await state.texter(lambda: model.words(asked.wishes.bad_words)) if asked.wishes.bad_words else ()
+    )
     asked = model.shaped(asked, prompts)
     if asked.shape is not None:
         await state.compiler.check(model, asked.shape)
@@ -50,7 +53,7 @@ async def generate(
             tenant=sender.tenant,
             traceparent=tracing.traceparent(span),
         )
-        request = entry(asked, prompts, state.limits(facts), model.defaults, envelope)
+        request = entry(asked, prompts, state.limits(facts), model.defaults, envelope, bad_words)
         head = StreamHead(
             request=request,
             created=int(arrival),

@@ -36,6 +36,8 @@ MEANINGS: Mapping[str, str] = {
     "presence_penalty": "Lowers a token's logit if it was generated.",
     "repetition_penalty": "Divides (or multiplies) logits of tokens of prompt and answer.",
     "logit_bias": "Is added to the logits of these tokens.",
+    "allowed_token_ids": "Only these are drawn; end tokens too only if they are among them.",
+    "bad_words": "Are not generated as the tokenizer writes them, with and without a space in front.",
     "seed": "The same request with the same seed draws the same tokens.",
     "response_format": "The text is anything, a JSON object, or what fits a schema; see structured.md.",
     "structured_outputs": "One of `json`, `regex`, `choice`, `grammar`, `json_object`; see structured.md.",

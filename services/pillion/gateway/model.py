@@ -85,6 +85,18 @@ class Model:
         tail = prompt[-(len(text) + BLANKS) :]  # a token has a character at least
         return self.tokenizer.decode(tail, skip_special=False).rstrip().endswith(text)
 
+    def words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """How the tokenizer writes these words, with and without a space in front. Raises ApiError."""
+        try:
+            written = [
+                self.tokenizer.encode(space + word, add_special=False)
+                for word in words
+                for space in ("", " ")
+            ]
+        except TextError as error:
+            raise bad("bad_words", f"bad_words: {error}.", "invalid_unicode") from None
+        return tuple(tuple(ids) for ids in written if ids)
+
     def texts(self, prompt: Messages | Texts) -> tuple[str, ...]:
         """The prompts as text, for an echo."""
         if isinstance(prompt, Messages):

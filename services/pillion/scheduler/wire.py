@@ -104,6 +104,8 @@ def _sampling(sampling: Sampling) -> pb.Sampling:
         min_tokens=sampling.min_tokens,
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=sampling.stop_token_ids,
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=[pb.Word(tokens=word) for word in sampling.bad_words],
     )
     if sampling.logprobs is not None:
         message.logprobs = sampling.logprobs

@@ -71,6 +71,8 @@ class Sampling(Struct, frozen=True):
         None  # None: none; 0: of the token itself; k: and of the k likeliest
     )
     constraint: Constraint | None = None
+    allowed_token_ids: tuple[Token, ...] = ()  # no others are drawn; empty: all may be
+    bad_words: tuple[Annotated[tuple[Token, ...], Meta(min_length=1)], ...] = ()  # are not generated
 
 
 class Request(Struct, frozen=True):

@@ -40,8 +40,12 @@ def entry(
     limits: Limits,
     defaults: SamplingDefaults,
     envelope: Envelope,
+    bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> Request:
-    """Checks what depends on the model, and builds the entry. Raises ApiError (400)."""
+    """Checks what depends on the model, and builds the entry. Raises ApiError (400).
+
+    `bad_words` are those asked for as token ids.
+    """
     _choices(asked, len(prompts), limits)
     _vocabulary(asked, prompts, limits)
     max_tokens = asked.max_tokens
@@ -57,7 +61,7 @@ def entry(
         gateway=envelope.gateway,
         model=envelope.model,
         prompts=tuple(tuple(prompt) for prompt in prompts),
-        sampling=_sampling(asked, defaults, envelope.seed),
+        sampling=_sampling(asked, defaults, envelope.seed, bad_words),
         arrival=envelope.arrival,
         n=asked.output.n,
         max_tokens=max_tokens,
@@ -106,6 +110,7 @@ def _vocabulary(asked: Generation, prompts: Sequence[Sequence[int]], limits: Lim
     for param, ids in (
         ("logit_bias", asked.wishes.logit_bias),
         ("stop_token_ids", asked.wishes.stop_token_ids),
+        ("allowed_token_ids", asked.wishes.allowed_token_ids),
         *(("prompt", prompt) for prompt in prompts),
     ):
         if ids and max(ids) >= size:
@@ -143,7 +148,9 @@ def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits
         )
 
 
-def _sampling(asked: Generation, defaults: SamplingDefaults, seed: int) -> Sampling:
+def _sampling(
+    asked: Generation, defaults: SamplingDefaults, seed: int, bad_words: tuple[tuple[int, ...], ...]
+) -> Sampling:
     wishes: Wishes = asked.wishes
 
     def pick(wish: float | None, default: float | None, neutral: float) -> float:
@@ -165,5 +172,7 @@ def _sampling(asked: Generation, defaults: SamplingDefaults, seed: int) -> Sampl
         ignore_eos=wishes.ignore_eos,
         stop_token_ids=wishes.stop_token_ids,
         logprobs=asked.output.logprobs,
+        allowed_token_ids=wishes.allowed_token_ids,
+        bad_words=bad_words,
         constraint=None if asked.shape is None else asked.shape.constraint,
     )

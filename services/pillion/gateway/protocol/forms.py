@@ -163,6 +163,8 @@ def _generation(
             min_tokens=asked["min_tokens"],
             ignore_eos=asked["ignore_eos"],
             stop_token_ids=asked["stop_token_ids"],
+            allowed_token_ids=asked["allowed_token_ids"],
+            bad_words=asked["bad_words"],
         ),
         tools=may_call,
         shape=shape(asked),

@@ -69,6 +69,8 @@ class Wishes:
     min_tokens: int
     ignore_eos: bool
     stop_token_ids: tuple[int, ...]
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,10 @@ TOOL = {
     "type": "function",
     "function": {"name": "f", "description": "of x", "parameters": {"type": "object"}, "strict": True},
 }
+DEEP: Any = json.loads("[" * 150 + "]" * 150)
 WRONG_FUNCTIONS: list[Any] = [
     *({"name": name} for name in (None, 1, "", "a b", "x" * 65, "\u00fc")),
+    {"parameters": {"a": DEEP}},
     {"description": 1}, {"parameters": [1]}, {"parameters": "x"}, {"strict": "yes"},
 ]  # fmt: skip
 
@@ -425,6 +427,7 @@ def test_unknown_keys_in_messages_are_ignored_and_counted() -> None:
                 ({"name": "f", "arguments": "[1]"}, ".arguments"),
                 ({"name": "f", "arguments": 5}, ".arguments"),
                 ({"name": "f", "arguments": "[" * 100_000}, ".arguments"),
+                ({"name": "f", "arguments": {"a": DEEP}}, ".arguments"),
             )
         ),
         ([{"role": "assistant", "content": "x", "reasoning": 5}], "messages[0].reasoning"),

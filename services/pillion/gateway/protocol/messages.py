@@ -120,6 +120,7 @@ def _arguments(path: str, value: Any) -> dict[str, Any]:
         except (ValueError, RecursionError):
             raise bad(path, f"{path} must be JSON.", "invalid_value") from None
     given: dict[str, Any] = values.mapping(path, value or {})
+    values.shallow(path, given)
     return given
 
 

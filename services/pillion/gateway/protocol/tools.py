@@ -50,6 +50,7 @@ def definitions(name: str, value: Any) -> tuple[dict[str, Any], ...]:
 
 def _definition(path: str, value: Any) -> dict[str, Any]:
     tool: dict[str, Any] = values.mapping(path, value)
+    values.shallow(path, tool)
     if tool.get("type") != "function":
         raise bad(f"{path}.type", f"{path}.type must be function.", "invalid_value")
     path += ".function"

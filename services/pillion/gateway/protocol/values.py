@@ -27,6 +27,7 @@ def passes(schema: Mapping[str, Any]) -> Callable[[Take], Check]:
     return lambda take: Check(schema, take)
 
 
+MAX_DEPTH = 100  # of tools, and of calls' arguments
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
 
@@ -142,6 +143,21 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _wrong(name, value, "an object")
     return value
+
+
+def shallow(name: str, value: Any) -> None:
+    """Raises ApiError (400) for what is nested deeper than anybody needs, and than writing it again takes."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for inner in level
+            for item in (inner.values() if isinstance(inner, dict) else inner)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return
+    raise bad(name, f"{name} is nested deeper than {MAX_DEPTH} levels.", "invalid_value")
 
 
 def mapping_without(reserved: Collection[str], why: str) -> Check:

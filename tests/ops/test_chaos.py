@@ -41,7 +41,7 @@ def test_requests_follow_from_the_seed_and_are_of_all_kinds() -> None:
     bodies = [work.body for work in works]
     assert {work.path for work in works} == {"/v1/completions", "/v1/chat/completions"}
     assert {body["temperature"] for body in bodies} == {0.0, 0.7, 1.0}
-    assert all(any(field in body for body in bodies) for field in ("n", "stop", "guided_regex"))
+    assert all(any(field in body for body in bodies) for field in ("n", "stop", "guided_regex", "tools"))
     lengths = [len(body["prompt"]) for body in bodies if "prompt" in body]
     assert max(lengths) > 1000 and min(lengths) < 200
     assert all(length + 120 < SIZES.max_model_len for length in lengths)
@@ -125,10 +125,15 @@ def test_events_are_added_by_choice() -> None:
     take(made, {"choices": parts, "usage": None}, 1.0)
     parts = [{"index": 1, "delta": {"content": "b"}, "token_ids": [9], "finish_reason": "stop"}]
     take(made, {"choices": parts}, 2.0)
+    for call in (
+        {"index": 0, "id": "c", "function": {"name": "f", "arguments": ""}},
+        {"function": {"arguments": "{}"}},
+    ):
+        take(made, {"choices": [{"index": 1, "delta": {"tool_calls": [call]}, "finish_reason": None}]}, 2.5)
     take(made, {"choices": [], "usage": {"completion_tokens": 3}}, 3.0)
     assert {index: asdict(choice) for index, choice in made.answer.choices.items()} == {
         0: {"tokens": [7, 8], "text": "a", "finish": "length"},
-        1: {"tokens": [9], "text": "b", "finish": "stop"},
+        1: {"tokens": [9], "text": "bf{}", "finish": "stop"},
     }
     assert made.times == [1.0, 1.0, 2.0] and made.answer.usage == {"completion_tokens": 3}
 

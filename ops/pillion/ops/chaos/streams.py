@@ -146,6 +146,12 @@ def take(stream: Stream, event: dict[str, Any], now: float) -> None:
         tokens = part.get("token_ids") or ()
         choice.tokens += tokens
         stream.times += [now] * len(tokens)
-        choice.text += part["text"] if "text" in part else part["delta"].get("content") or ""
+        choice.text += part["text"] if "text" in part else _said(part["delta"])
         choice.finish = part["finish_reason"] or choice.finish
     stream.answer.usage = event.get("usage") or stream.answer.usage
+
+
+def _said(delta: dict[str, Any]) -> str:
+    """What a chat's delta brings, with the names and the arguments of calls."""
+    calls = [call["function"] for call in delta.get("tool_calls") or ()]
+    return (delta.get("content") or "") + "".join(call.get("name", "") + call["arguments"] for call in calls)

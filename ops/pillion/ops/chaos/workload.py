@@ -13,6 +13,11 @@ _SHAPES: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_object"}},
     {"structured_outputs": {"grammar": 'root ::= item+\nitem ::= "- " [a-z ]+ "\\n"'}},
 )
+_CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_CALLS: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "weather", "parameters": _CITY}}],
+    "tool_choice": "required",
+}
 _STOPS = ("e", " the", "\n", "an", "0", "st")
 
 
@@ -45,8 +50,8 @@ class Work:
 
 
 def requests(seed: int, count: int, sizes: Sizes) -> list[Work]:
-    """Greedy and sampled, chat and completion, one choice and several, short prompts and long, with stops and
-    constraints."""
+    """Greedy and sampled, chat and completion, one choice and several, short prompts and long, with stops,
+    constraints and tool calls."""
     dice = random.Random(f"work {seed}")
     return [Work(index, *_request(dice, index, sizes)) for index in range(count)]
 
@@ -68,6 +73,8 @@ def _request(dice: random.Random, index: int, sizes: Sizes) -> tuple[str, dict[s
     if dice.random() < 0.2:
         body |= dice.choice(_SHAPES)
     if index % 3 == 0:
+        if dice.random() < 0.3:
+            body |= _CALLS
         words = " ".join(dice.choices(_WORDS, k=dice.randint(4, 30)))
         return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": words}]}
     length = dice.randint(8, max(sizes.longest // 6, 9))

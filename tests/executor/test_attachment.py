@@ -46,7 +46,7 @@ class AtOnce:
 
     def submit(self, engine: Any, plan: pb.Plan) -> "Future[Step]":
         future: Future[Step] = Future()
-        future.set_result(Step(plan, pb.StepResult(step=plan.step), "", 0.0, 0.0, engine, None))
+        future.set_result(Step(plan, pb.StepResult(step=plan.step), "", 0.0, 0.0, (), None))
         return future
 
 

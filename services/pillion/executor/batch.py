@@ -19,6 +19,7 @@ class Row:
     start: int
     count: int
     sample: bool
+    more: int = 0  # tokens that the plan grants behind the one sampled
 
 
 @dataclass(frozen=True, slots=True)

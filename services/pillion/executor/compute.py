@@ -1,9 +1,9 @@
-"""The one thread that touches the engine: steps run in order, the next one already waiting when one ends."""
+"""The one thread that touches the engine: plans run in order, the next one already waiting when one ends."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 
 class Parts(Protocol):
-    """Where a step's time went, seconds, and what it did. Nothing at all for a step without rows."""
+    """Where a step's time went, seconds, and what it did."""
+
+    @property
+    def seconds(self) -> float: ...
 
     @property
     def prepare(self) -> float: ...
@@ -47,7 +50,7 @@ class Engine(Protocol):
     def facts(self) -> Facts: ...
 
     @property
-    def parts(self) -> Parts: ...
+    def parts(self) -> Sequence[Parts]: ...
 
     def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult: ...
 
@@ -56,15 +59,15 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that ran. `result` is None if it raised `error`. Times are seconds of `time.time`."""
+    """A plan that ran. `result` is None if it raised `error`. Times are seconds of `time.time`."""
 
     plan: executor_pb2.Plan
     result: executor_pb2.StepResult | None
     error: str
     began: float
     ended: float
-    parts: Parts
-    gap: float | None  # idle seconds before it, where the step before it had left work to do
+    parts: Sequence[Parts]  # of each step; none where it had no rows
+    gap: float | None  # idle seconds before it, where the one before it had left work to do
 
     def message(self) -> executor_pb2.FromExecutor:
         if self.result is None:

@@ -1,22 +1,23 @@
-"""Runs plans: one plan, one step, one result."""
+"""Runs plans: one plan, one step or several of decodes, one result."""
 
 import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from pillion.config import Config, ConfigError, parse_bytes
 from pillion.contracts import executor_pb2
-from pillion.contracts.entries import Facts, TokenLogprob
+from pillion.contracts.entries import Facts
 from pillion.executor.batch import Batch, Row
 from pillion.executor.memory import available_bytes, size_pool
 from pillion.executor.models.llama import Llama
 from pillion.executor.models.parallel import Alone, Shard
 from pillion.executor.models.spec import ModelSpec
+from pillion.executor.results import Results
 from pillion.executor.sampling import Sampler
 from pillion.executor.slots import BadPlan, Slots
 from pillion.executor.work import Costs, Work
@@ -42,7 +43,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the last step's time went, seconds, and what it did."""
+    """Where a step's time went, seconds, and what it did."""
 
     prepare: float  # the plan to buffers
     forward: float  # all layers
@@ -52,8 +53,10 @@ class Parts:
     rows: int  # computed, padding included
     work: Work
 
-
-_IDLE = Parts(0, 0, 0, 0, 0, 0, Work(0, 0))
+    @property
+    def seconds(self) -> float:
+        """From the step's first operation to its last."""
+        return self.prepare + self.forward + self.logits + self.sample
 
 
 class Engine:
@@ -113,7 +116,7 @@ class Engine:
             *pool.notes,
             *_row_notes(self.row_counts, self.sample_row_counts),
         )  # what the user should know
-        self.parts = _IDLE
+        self.parts: list[Parts] = []  # of each step that the last plan ran
         self._facts = Facts(
             model=config.model.served_model_name or located.name,
             fingerprint=_fingerprint(weights.identity, dtype, device, backend, shard),
@@ -146,26 +149,25 @@ class Engine:
         self._sampler.clear()
 
     def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult:
-        """Runs one step.
+        """Runs one step, or as many as tokens are granted.
 
         Raises BadPlan for a plan that names what cannot be. If that is for its slots or blocks, nothing was
-        applied; if the step raises later, releases, takes and grants stand, and no token was added to any
+        applied; if a step raises later, releases, takes and grants stand, and no token was added to any
         sequence.
         """
         began = time.perf_counter()
-        self.parts = _IDLE
+        self.parts = []
         self._slots.check(plan)
         self._slots.apply(plan)
         for slot in plan.release:
             self._sampler.remove(slot)
-        result = executor_pb2.StepResult(step=plan.step)
-        for slot, message in self._take(plan).items():
-            self._fail(result, slot, message)
+        results = Results()
+        for take in plan.take:
+            self._begin(take.slot, results)
         rows = self._rows_of(plan)
-        if rows:
-            with torch.inference_mode():
-                self._compute(rows, result, began)
-        return result
+        with torch.inference_mode():
+            self._steps(rows, results, began)
+        return results.message(plan.step, len(self.parts))
 
     def judge(self, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
         """How a sequence by itself looks to the model; all slots are dropped.
@@ -185,19 +187,14 @@ class Engine:
             likely = torch.log_softmax(logits[:-1], -1)
             return logits.argmax(-1), likely.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
 
-    def _take(self, plan: executor_pb2.Plan) -> dict[int, str]:
-        """Gives the taken slots their sampling state; those whose parameters cannot be, with the reason."""
-        failed = {}
-        for take in plan.take:
-            sequence = self._slots[take.slot]
-            tokens = self._slots.tokens[take.slot, : sequence.length]
-            try:
-                self._sampler.add(
-                    take.slot, sequence.sampling, sequence.choice, tokens, sequence.prompt_length
-                )
-            except ValueError as error:
-                failed[take.slot] = str(error)
-        return failed
+    def _begin(self, slot: int, results: Results) -> None:
+        """Gives the slot its sampling state, from its tokens; its sequence fails where that cannot be."""
+        sequence = self._slots[slot]
+        tokens = self._slots.tokens[slot, : sequence.length]
+        try:
+            self._sampler.add(slot, sequence.sampling, sequence.choice, tokens, sequence.prompt_length)
+        except ValueError as error:
+            self._fail(results, slot, str(error))
 
     def _rows_of(self, plan: executor_pb2.Plan) -> list[Row]:
         """The plan's rows without those of ended sequences. Raises BadPlan for rows that cannot be."""
@@ -207,12 +204,15 @@ class Engine:
             if sequence.finish != executor_pb2.RUNNING:
                 continue
             end = start + count
-            if count < 1 or end > sequence.length or (sample and end != sequence.length) or sample > 1:
+            if count < 1 or end > sequence.length or (sample and end != sequence.length):
                 raise BadPlan(
                     f"slot {slot}: positions {start} to {end - 1}, sample {sample}, of {sequence.length}"
                 )
-            if end > sequence.blocks * self._slots.block_size:
-                raise BadPlan(f"slot {slot}: position {end - 1} is beyond its {sequence.blocks} blocks")
+            more = max(sample - 1, 0)
+            if end + more > sequence.blocks * self._slots.block_size:
+                raise BadPlan(
+                    f"slot {slot}: position {end + more - 1} is beyond its {sequence.blocks} blocks"
+                )
             if sequence.computed is None:
                 sequence.computed = start  # what lies before it was found in the prefix index
             # At a block's border a prefill may go on behind blocks that it found in the prefix index.
@@ -220,14 +220,33 @@ class Engine:
                 raise BadPlan(
                     f"slot {slot}: position {start}, but only the first {sequence.computed} are computed"
                 )
-            rows.append(Row(slot, start, count, bool(sample)))
+            rows.append(Row(slot, start, count, bool(sample), more))
         if sum(row.count for row in rows) > self._facts.max_step_tokens:
             raise BadPlan(
                 f"{sum(row.count for row in rows)} tokens; {self._facts.max_step_tokens} are the most a step"
             )
         return rows
 
-    def _compute(self, rows: Sequence[Row], result: executor_pb2.StepResult, began: float) -> None:
+    def _steps(self, planned: Sequence[Row], results: Results, began: float) -> None:
+        """Step after step over the rows that have tokens left; where one raises, none of them has been."""
+        rows = planned
+        try:
+            while rows:
+                self._compute(rows, results, began)
+                began = time.perf_counter()
+                rows = [
+                    Row(row.slot, row.start + 1, 1, True, row.more - 1)
+                    for row in rows
+                    if row.more and self._slots[row.slot].finish == executor_pb2.RUNNING
+                ]
+        except Exception:
+            for row in planned if self.parts else ():
+                self._slots.cut(row.slot, row.start + 1)
+                self._sampler.remove(row.slot)
+                self._begin(row.slot, results)
+            raise
+
+    def _compute(self, rows: Sequence[Row], results: Results, began: float) -> None:
         sampling = [row for row in rows if row.sample]
         self._sampler.expect([row.slot for row in sampling])
         padded = self.row_counts.up(sum(row.count for row in rows))
@@ -252,49 +271,28 @@ class Engine:
         if draws is not None:
             for index, row in enumerate(sampling):
                 if index in draws.errors:
-                    self._fail(result, row.slot, draws.errors[index])
+                    self._fail(results, row.slot, draws.errors[index])
                 else:
-                    self._add(result, row.slot, draws.tokens[index], draws.logprobs[index])
-        self.parts = Parts(
-            prepare=prepared - began,
-            forward=ran - prepared,
-            logits=judged - ran,
-            sample=time.perf_counter() - judged,
-            tokens=step.tokens,
-            rows=padded,
-            work=self._costs.step(rows),
+                    token = draws.tokens[index]
+                    self._sampler.note(row.slot, token)
+                    self._slots.append(row.slot, token)
+                    results.add(row.slot, self._slots[row.slot], token, draws.logprobs[index])
+        self.parts.append(
+            Parts(
+                prepare=prepared - began,
+                forward=ran - prepared,
+                logits=judged - ran,
+                sample=time.perf_counter() - judged,
+                tokens=step.tokens,
+                rows=padded,
+                work=self._costs.step(rows),
+            )
         )
 
-    def _add(
-        self, result: executor_pb2.StepResult, slot: int, token: int, logprob: TokenLogprob | None
-    ) -> None:
-        self._sampler.note(slot, token)
-        finish: Any = self._slots.append(slot, token)
-        result.slot.append(slot)
-        result.incarnation.append(self._slots[slot].incarnation)
-        result.token_count.append(1)
-        result.tokens.append(token)
-        result.finish.append(finish)
-        result.logprob_count.append(0 if logprob is None else 1)
-        if logprob is not None:
-            result.logprobs.append(
-                executor_pb2.Logprob(
-                    logprob=logprob.logprob,
-                    rank=logprob.rank,
-                    top_tokens=[token for token, _ in logprob.top],
-                    top_logprobs=[value for _, value in logprob.top],
-                )
-            )
-
-    def _fail(self, result: executor_pb2.StepResult, slot: int, message: str) -> None:
+    def _fail(self, results: Results, slot: int, message: str) -> None:
         sequence = self._slots[slot]
         sequence.finish = executor_pb2.ERROR
-        result.slot.append(slot)
-        result.incarnation.append(sequence.incarnation)
-        result.token_count.append(0)
-        result.finish.append(executor_pb2.ERROR)
-        result.logprob_count.append(0)
-        result.errors[slot] = message
+        results.fail(slot, sequence, message)
 
     def _check_rows(
         self, most: int, most_samples: int, dtype: torch.dtype, device: torch.device

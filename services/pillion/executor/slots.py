@@ -83,6 +83,8 @@ class Slots:
             raise BadPlan("block_count does not match slot or blocks")
         if len(set(plan.slot)) != len(plan.slot):
             raise BadPlan("a slot has two rows")
+        if max(plan.sample, default=0) > 1 and not (set(plan.count) == {1} and all(plan.sample)):
+            raise BadPlan("several tokens are granted in a plan that is not of decodes alone")
         grants = plan.block_count or [0] * len(plan.slot)
         for slot, granted in zip(plan.slot, grants, strict=True):
             if slot in taken:
@@ -134,6 +136,12 @@ class Slots:
         sequence = self[slot]
         self.tables[slot, sequence.blocks : sequence.blocks + len(blocks)] = blocks
         sequence.blocks += len(blocks)
+
+    def cut(self, slot: int, length: int) -> None:
+        """Takes back the tokens from position `length` on, their computing, and the end that they brought."""
+        sequence = self[slot]
+        sequence.length, sequence.computed = length, length - 1
+        sequence.finish = executor_pb2.RUNNING
 
     def append(self, slot: int, token: int) -> int:
         """Adds a sampled token; gives the Finish that it brings."""

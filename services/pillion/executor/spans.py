@@ -28,7 +28,7 @@ class Spans:
         self._slots: dict[int, _Sequence] = {}
 
     def step(self, step: Step) -> None:
-        """To be told of every step, in order; costs nothing where no sequence brought a trace context."""
+        """To be told of every plan, in order; costs nothing where no sequence brought a trace context."""
         plan, end = step.plan, nanoseconds(step.ended)
         for slot in plan.release:
             self._close(slot, end, "released")
@@ -36,17 +36,19 @@ class Spans:
             self._open(take, step)
         if not self._slots:
             return
-        finished = {}
+        finished, further = {}, {}  # by slot: how it ended; steps behind the first
         if step.result is not None:
             ends = zip(step.result.slot, step.result.finish, strict=True)
             finished = {slot: finish for slot, finish in ends if finish != executor_pb2.RUNNING}
+            brought = zip(step.result.slot, step.result.token_count, strict=True)
+            further = {slot: count - 1 for slot, count in brought if count > 1}
         # A plan that was refused may have lists of different lengths.
         for slot, count, sample in zip(plan.slot, plan.count, plan.sample, strict=False):
             sequence = self._slots.get(slot)
             if sequence is None:
                 continue
-            sequence.steps += 1
-            sequence.tokens += count
+            sequence.steps += 1 + further.get(slot, 0)
+            sequence.tokens += count + further.get(slot, 0)
             if step.result is None:
                 sequence.span.set_attribute(names.ERROR_TYPE, "step_failed")
             elif sequence.prefilling and sample and slot not in finished:

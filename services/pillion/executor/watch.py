@@ -1,4 +1,4 @@
-"""Sees every step once it has run, for metrics and spans."""
+"""Sees every plan once it has run, for metrics and spans. A plan of several steps counts each of them."""
 
 from pillion.executor.compute import Step
 from pillion.executor.spans import Spans
@@ -26,12 +26,13 @@ class Watch:
         if step.result is None:
             self._failed.inc()
             return
-        self._seconds.observe(step.result.seconds)
-        for part, counter in self._parts.items():
-            counter.inc(getattr(step.parts, part))
-        work = step.parts.work
-        self._flops[work.intensity].inc(work.flops)
-        self._read_bytes[work.intensity].inc(work.read_bytes)
+        for parts in step.parts:
+            self._seconds.observe(parts.seconds)
+            for part, counter in self._parts.items():
+                counter.inc(getattr(parts, part))
+            work = parts.work
+            self._flops[work.intensity].inc(work.flops)
+            self._read_bytes[work.intensity].inc(work.read_bytes)
         if step.gap is not None:
             self._gap.observe(step.gap)
 

@@ -227,8 +227,8 @@ Global___Facts: _TypeAlias = Facts  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
-    """One step. Releases are applied first, then takes, then block grants, then rows are run.
-    The rows are parallel arrays, one element a row group (one sequence): few objects per step. Decodes come first.
+    """One step, or several over decodes alone. Releases are applied first, then takes, then block grants, then rows are
+    run. The rows are parallel arrays, one element a row group (one sequence): few objects per step. Decodes come first.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -243,7 +243,7 @@ class Plan(_message.Message):
     BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """counts up by one from 1 within an attachment"""
+    """the plan's number: counts up by one from 1 within an attachment"""
     @_builtins.property
     def release(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """slots whose sequences are gone"""
@@ -262,7 +262,9 @@ class Plan(_message.Message):
 
     @_builtins.property
     def sample(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """tokens granted: 0 while the prompt is not yet whole, else 1 (later: up to k)"""
+        """Tokens granted: 0 while the prompt is not yet whole, else 1. Where all rows are decodes it may be more: the plan
+        then runs as many steps, each over the rows that have tokens left and have not ended. Blocks must reach to all.
+        """
 
     @_builtins.property
     def block_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -489,8 +491,8 @@ Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
 
 @_typing.final
 class StepResult(_message.Message):
-    """Results of the rows that were to sample, as parallel arrays. A row whose sequence had ended in an earlier step
-    (a plan that was sent before the end was known) is left out.
+    """Results of the rows that were to sample, as parallel arrays, over all steps of the plan. A row whose sequence had
+    ended in an earlier one (the plan was sent before the end was known) is left out.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -526,11 +528,14 @@ class StepResult(_message.Message):
     ERRORS_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     GAP_SECONDS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     seconds: _builtins.float
-    """the step's time, from its first operation to its last"""
+    """the plan's time, from its first operation to its last"""
     gap_seconds: _builtins.float
     """idle time before it"""
+    steps: _builtins.int
+    """that ran: fewer than were granted where no row was left"""
     @_builtins.property
     def slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -567,10 +572,11 @@ class StepResult(_message.Message):
         errors: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
         seconds: _builtins.float = ...,
         gap_seconds: _builtins.float = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "finish", b"finish", "gap_seconds", b"gap_seconds", "incarnation", b"incarnation", "logprob_count", b"logprob_count", "logprobs", b"logprobs", "seconds", b"seconds", "slot", b"slot", "step", b"step", "token_count", b"token_count", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "finish", b"finish", "gap_seconds", b"gap_seconds", "incarnation", b"incarnation", "logprob_count", b"logprob_count", "logprobs", b"logprobs", "seconds", b"seconds", "slot", b"slot", "step", b"step", "steps", b"steps", "token_count", b"token_count", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,7 +614,7 @@ Global___Logprob: _TypeAlias = Logprob  # noqa: Y015
 
 @_typing.final
 class StepFailed(_message.Message):
-    """The step raised; none of its rows are computed."""
+    """A step raised; none of the plan's rows are computed, and no token of it counts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

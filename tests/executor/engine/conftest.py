@@ -152,7 +152,8 @@ class Driver:
         sequence.blocks = []
         sequence.slot = -1
 
-    def plan(self, rows: list[tuple[Sequence, int]]) -> pb.Plan:
+    def plan(self, rows: list[tuple[Sequence, int]], steps: int = 1) -> pb.Plan:
+        """`steps`: tokens granted where one is sampled, if the sequence may still get so many."""
         self.step_number += 1
         plan = pb.Plan(step=self.step_number, release=self.release)
         for sequence in self.take:
@@ -167,25 +168,27 @@ class Driver:
         self.release, self.take = [], []
         for sequence, count in rows:
             end = sequence.done + count
+            left = sequence.prompt_length + sequence.max_tokens - len(sequence.tokens)
+            sample = min(steps, left) if end == len(sequence.tokens) else 0
             granted = []
-            while len(sequence.blocks) * self.facts.block_size < end:
+            while len(sequence.blocks) * self.facts.block_size < end + max(sample - 1, 0):
                 granted.append(self.free.pop(0))
                 sequence.blocks.append(granted[-1])
             plan.slot.append(sequence.slot)
             plan.start.append(sequence.done)
             plan.count.append(count)
-            plan.sample.append(int(end == len(sequence.tokens)))
+            plan.sample.append(sample)
             plan.block_count.append(len(granted))
             plan.blocks.extend(granted)
         return plan
 
-    def step(self, rows: list[tuple[Sequence, int]]) -> pb.StepResult:
-        plan = self.plan(rows)
+    def step(self, rows: list[tuple[Sequence, int]], steps: int = 1) -> pb.StepResult:
+        plan = self.plan(rows, steps)
         forward, seen = self.engine.model.forward, []
 
         def recording(*args: Any) -> torch.Tensor:
-            seen.append(forward(*args))
-            return seen[0]
+            seen.append(forward(*args).clone())
+            return seen[-1]
 
         if self.record:
             self.engine.model.forward = recording
@@ -194,16 +197,20 @@ class Driver:
         finally:
             if self.record:
                 del self.engine.model.forward
-        at = 0
-        for sequence, count in rows:
-            if self.record and seen:
-                known = self.hidden.setdefault(id(sequence), {})
-                for offset in range(count):
-                    known[sequence.done + offset] = seen[0][at + offset].clone()
-            self.chunks.append((sequence.done, count))
-            self.rows += count
-            sequence.done += count
-            at += count
+        brought = dict(zip(result.incarnation, result.token_count, strict=True))
+        for number in range(max(1, result.steps)):
+            at = 0
+            for sequence, count in rows:
+                if number and brought[sequence.incarnation] <= number:
+                    continue
+                if self.record and seen:
+                    known = self.hidden.setdefault(id(sequence), {})
+                    for offset in range(count):
+                        known[sequence.done + offset] = seen[number][at + offset].clone()
+                self.chunks.append((sequence.done, count))
+                self.rows += count
+                sequence.done += count
+                at += count
         by_incarnation = {sequence.incarnation: sequence for sequence, _ in rows}
         first = first_logprob = 0
         for index, incarnation in enumerate(result.incarnation):
@@ -218,14 +225,14 @@ class Driver:
             first_logprob += count
         return result
 
-    def finish(self, sequences: list[Sequence], chunk: int | None = None) -> None:
-        """Prompts one after the other in chunks, then all decode together."""
+    def finish(self, sequences: list[Sequence], chunk: int | None = None, steps: int = 1) -> None:
+        """Prompts one after the other in chunks, then all decode together, so many steps a plan."""
         most = chunk or self.facts.max_step_tokens
         for sequence in sequences:
             while sequence.done < sequence.prompt_length:
                 self.step([(sequence, min(most, len(sequence.tokens) - sequence.done))])
         while running := [s for s in sequences if s.finish == pb.RUNNING]:
-            self.step([(sequence, 1) for sequence in running])
+            self.step([(sequence, 1) for sequence in running], steps)
 
     def states(self, sequence: Sequence) -> torch.Tensor:
         """Hidden states [positions, H] of all computed positions."""

@@ -112,6 +112,24 @@ def test_decodes_preempted_and_hit(demo_bfloat16, drive, prompt):
     assert torch.equal(driver.hidden[id(hit)][2 * size - 1], states[2 * size - 1])
 
 
+def test_several_steps_in_one_plan(demo_bfloat16, drive, prompt):
+    """Over block borders; sequences end in the first, a middle and the last step of a plan."""
+    found = []
+    for steps in (1, 5):
+        driver = drive(demo_bfloat16, seed=steps)
+        sequences = [
+            driver.add(prompt[:40], 21, ignore_eos=True),
+            driver.add(prompt[40:69], 12, ignore_eos=True, temperature=1.0, seed=7, top_p=0.9),
+            driver.add(prompt[:9], 4, ignore_eos=True, temperature=0.8, seed=8),
+        ]
+        driver.finish(sequences, steps=steps)
+        found.append([(sequence.tokens, driver.states(sequence)) for sequence in sequences])
+    assert driver.step_number == 3 + 4  # the prompts, then twenty steps in four plans
+    for (tokens, states), (others, other_states) in zip(*found, strict=True):
+        assert tokens == others
+        assert torch.equal(states, other_states)
+
+
 def test_threads(demo_bfloat16, drive, prompt):
     found = []
     before = torch.get_num_threads()

@@ -166,6 +166,96 @@ def test_a_step_that_raises_adds_nothing(engine, drive):
     assert sequence.output == greedy(drive(engine), 9, ignore_eos=True).output
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0, "seed": 3, "logprobs": 2},
+        {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "min_tokens": 7},
+        {"presence_penalty": 1.5, "logit_bias": {9: 3.0}, "stop_token_ids": list(range(0, 320, 9))},
+    ],
+)
+def test_several_steps_are_as_many_plans(engine, drive, sampling):
+    """Penalties, positions of draws, min_tokens, ends, and what is told of each token."""
+    found = []
+    for steps in (1, 4):
+        driver = drive(engine)
+        sequence = driver.add(PROMPT, 18, **sampling)
+        driver.finish([sequence], steps=steps)
+        told = [logprob.SerializeToString() for logprob in sequence.logprobs]
+        found.append((sequence.output, sequence.finish, told, driver.rows))
+    assert found[0] == found[1]
+    assert len(found[0][2]) == (18 if "logprobs" in sampling else 0)
+
+
+def test_steps_end_where_nobody_is_left(engine, drive):
+    driver = drive(engine)
+    whole = greedy(driver, 12, ignore_eos=True).output
+    short, other = (driver.add(PROMPT, 12, ignore_eos=True, stop_token_ids=[stop]) for stop in whole[3:5])
+    driver.step([(short, 7), (other, 7)])
+    result = driver.step([(short, 1), (other, 1)], steps=8)
+    assert list(result.finish) == [pb.STOP, pb.STOP]
+    assert [short.output, other.output] == [whole[: whole.index(token) + 1] for token in (whole[3], whole[4])]
+    assert result.steps == len(engine.parts) == max(result.token_count)
+    assert [parts.tokens for parts in engine.parts] == [
+        sum(count > number for count in result.token_count) for number in range(result.steps)
+    ]
+    late = pb.Plan(step=9, slot=[short.slot], start=[short.done], count=[1], sample=[1])
+    assert engine.run(late).steps == 0
+
+
+def test_a_row_fails_alone_in_a_later_step(engine, drive):
+    driver = drive(engine, record=False)
+    alone = greedy(driver, 6, ignore_eos=True).output
+    good, bad = driver.add(PROMPT, 6, ignore_eos=True), driver.add(PROMPT, 6, ignore_eos=True, logprobs=0)
+    driver.step([(good, 7), (bad, 7)])
+    logits, calls = engine.model.logits, []
+
+    def poisoned(hidden):
+        found = logits(hidden)
+        calls.append(len(hidden))
+        if len(calls) == 3:
+            found[1] = math.nan
+        return found
+
+    engine.model.logits = poisoned
+    try:
+        result = driver.step([(good, 1), (bad, 1)], steps=5)
+    finally:
+        del engine.model.logits
+    assert [good.output, bad.output] == [alone, alone[:3]]
+    assert list(result.finish) == [pb.LENGTH, pb.ERROR]
+    assert "logit" in bad.error
+    assert len(bad.logprobs) == 3
+
+
+def test_a_later_step_that_raises_adds_nothing_either(engine, drive):
+    """Tokens, ends and penalties are as before the plan."""
+    driver = drive(engine, record=False)
+    wish = {"ignore_eos": True, "frequency_penalty": 1.0, "repetition_penalty": 1.2}
+    alone = greedy(driver, 9, **wish).output
+    ended, sequence = driver.add(PROMPT, 2, **wish), driver.add(PROMPT, 9, **wish)
+    driver.step([(ended, 7), (sequence, 7)])
+    plan = driver.plan([(ended, 1), (sequence, 1)], steps=6)
+    logits, calls = engine.model.logits, []
+
+    def raising(hidden):
+        calls.append(len(hidden))
+        if len(calls) == 4:
+            raise RuntimeError("no memory")
+        return logits(hidden)
+
+    engine.model.logits = raising
+    try:
+        with pytest.raises(RuntimeError, match="no memory"):
+            engine.run(plan)
+    finally:
+        del engine.model.logits
+    assert len(calls) == 4
+    assert [engine._slots[each.slot].output for each in (ended, sequence)] == [1, 1]
+    driver.finish([ended, sequence])
+    assert [ended.output, sequence.output] == [alone[:2], alone]
+
+
 def test_bad_plans_change_nothing(engine, drive):
     driver = drive(engine)
     sequence = driver.add(PROMPT, 9, ignore_eos=True)
@@ -186,6 +276,8 @@ def test_bad_plans_change_nothing(engine, drive):
         "is released and has a row": pb.Plan(release=[slot], **row),
         "is not one of 1 to 19": pb.Plan(**row, block_count=[1], blocks=[0]),
         "are the most": pb.Plan(**row, block_count=[16], blocks=[3] * 16),
+        "not of decodes alone": pb.Plan(slot=[slot, 2], start=[7, 0], count=[1, 4], sample=[2, 1]),
+        "of decodes alone": pb.Plan(slot=[slot, 2], start=[7, 0], count=[1, 1], sample=[2, 0]),
     }
     for message, plan in bad.items():
         with pytest.raises(BadPlan, match=message):
@@ -195,6 +287,8 @@ def test_bad_plans_change_nothing(engine, drive):
     ]:  # fmt: skip
         with pytest.raises(BadPlan, match=message):
             engine.run(pb.Plan(slot=[slot], start=[start], count=[count], sample=[sample]))
+    with pytest.raises(BadPlan, match="position 16 is beyond its 1 blocks"):
+        engine.run(pb.Plan(slot=[slot], start=[7], count=[1], sample=[10]))
     driver.finish([sequence])
     assert sequence.output == greedy(drive(engine), 9, ignore_eos=True).output
 

@@ -75,6 +75,10 @@ class Client:
                 tokens += item.tokens
         return tokens
 
+    def together(self, name: str) -> int:
+        """The most tokens that came in one result."""
+        return max((len(item.tokens) for item in self.items if item.request == name), default=0)
+
     def finish(self, name: str) -> str | None:
         return next((item.finish for item in self.items if item.request == name and item.finish), None)
 

@@ -135,7 +135,7 @@ class World:
     def _plan(self, plan: Plan) -> None:
         pairs = sum(n * (start + n / 2) for start, n in zip(plan.starts, plan.counts, strict=True))
         rows = -(-plan.tokens // 16) * 16
-        seconds = (0.012 + self.row * rows + 2e-8 * pairs) * self._noise.uniform(0.95, 1.1)
+        seconds = plan.steps * (0.012 + self.row * rows + 2e-8 * pairs) * self._noise.uniform(0.95, 1.1)
         start = max(self.now, self._free_at)
         gap = start - self._free_at if not self._flight else 0.0
         self._flight.append(plan)
@@ -150,10 +150,10 @@ class World:
         rows = []
         for slot, sample in zip(plan.slots, plan.samples, strict=True):
             if sample and self._left[slot]:
-                self._left[slot] -= 1
+                self._left[slot] -= sample
                 finish = None if self._left[slot] else "length"
-                rows.append(RowResult(slot, self._incarnation[slot], (1,), finish))
-        self._core(StepDone(plan.step, tuple(rows), seconds, gap))
+                rows.append(RowResult(slot, self._incarnation[slot], (1,) * sample, finish))
+        self._core(StepDone(plan.step, tuple(rows), seconds, gap, plan.steps))
 
     def _publish(self, items: Any, finished: Any) -> None:
         first = []

@@ -71,6 +71,10 @@ class Stack:
             lines = (await response.text()).splitlines()
         return sum(float(line.split()[-1]) for line in lines if re.match(re.escape(name) + r"[ {,]", line))
 
+    async def several(self) -> bool:
+        """Whether some plan was of several steps."""
+        return await self.metric("pillion_plan_steps_sum") > await self.metric("pillion_plan_steps_count")
+
     async def idle(self) -> None:
         """Until no slot and no block is held."""
         async with asyncio.timeout(60):
@@ -164,7 +168,7 @@ def late(text: str) -> str:
 async def stack(processes: Any, tiny_model: Any) -> AsyncIterator[Stack]:
     running = processes(
         model=tiny_model("llama3"), served_model_name="tiny", dtype="float32", block_size=16,
-        num_kv_blocks=256, lease_seconds=1.0,
+        num_kv_blocks=256, lease_seconds=1.0, multi_step_seconds=0.1,
     )  # fmt: skip
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         stack = Stack(running, session)
@@ -219,6 +223,7 @@ async def test_a_stream_cut_at_every_event_goes_on_elsewhere_to_the_same_bytes(s
     parked = await stack.metric("pillion_parked_total")
     assert resumed == cuts
     assert parked > cuts / 4, "the condition: streams were cut in mid-decode"
+    assert await stack.several(), "the condition: and in the midst of a plan's tokens"
     await stack.idle()
 
 
@@ -288,4 +293,5 @@ async def test_streams_outlive_their_client_and_their_killed_gateway(stack: Stac
     stood = {name: await stack.metric(f'pillion_resumed_total{{stood="{name}"}}', stack.ports[1])
              for name in ("running", "parked", "finished")}  # fmt: skip
     assert stood == {"running": 3, "parked": 2, "finished": 0}
+    assert await stack.several(), "the condition: tokens came several at a time"
     await stack.idle()

@@ -1,5 +1,6 @@
 """Drives the core with a toy executor whose next token depends on every KV position it reads."""
 
+import dataclasses
 import random
 import sys
 from collections import deque
@@ -117,6 +118,7 @@ class Executor:
         self.slots: dict[int, Slot] = {}
         self.cells: dict[tuple[int, int], object] = {}
         self.rows_run = 0
+        self.steps = 0  # of the last plan
         self.last_step = 0
         self.tainted_until = 0  # a step failed: plans that were sent before run on garbage
 
@@ -126,21 +128,31 @@ class Executor:
 
     def run(self, plan: Plan) -> tuple[RowResult, ...]:
         self._apply(plan)
-        results = []
-        for slot, start, count, sample in zip(
-            plan.slots, plan.starts, plan.counts, plan.samples, strict=True
-        ):
-            row = self._row(self.slots[slot], slot, start, count, sample)
-            if row is not None:
-                results.append(row)
-        return tuple(results)
+        self.steps = 0
+        results: dict[int, RowResult] = {}
+        for step in range(plan.steps):
+            ran = False
+            for slot, start, count, sample in zip(
+                plan.slots, plan.starts, plan.counts, plan.samples, strict=True
+            ):
+                if self.slots[slot].ended or step >= max(sample, 1):
+                    continue
+                ran = True
+                row = self._row(self.slots[slot], slot, start + step, count, min(sample, 1))
+                if row is not None:
+                    before = results[slot].tokens if step else ()
+                    results[slot] = dataclasses.replace(row, tokens=before + row.tokens)
+            self.steps += ran
+        return tuple(results.values())
 
     def fail(self, plan: Plan) -> None:
         """The step raises in mid-air: some of what it was to write is garbage."""
         self._apply(plan)
         for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
             table = self.slots[slot].table
-            for position in range(start, start + count):
+            for position in range(start, start + count + plan.steps - 1):
+                if position // self.facts.block_size == len(table):
+                    break  # others go further
                 self.cells[self._cell(table, position)] = "garbage"
 
     def _apply(self, plan: Plan) -> None:
@@ -167,9 +179,12 @@ class Executor:
         assert len(set(plan.slots)) == len(plan.slots)
         # No block is written by two rows of a step, nor read by one while another writes it.
         written: dict[int, int] = {}
-        for slot, start, count in zip(plan.slots, plan.starts, plan.counts, strict=True):
+        for slot, start, count, sample in zip(
+            plan.slots, plan.starts, plan.counts, plan.samples, strict=True
+        ):
             assert count > 0
-            for index in range(start // size, (start + count - 1) // size + 1):
+            end = start + count + max(sample - 1, 0)
+            for index in range(start // size, (end - 1) // size + 1):
                 block = self.slots[slot].table[index]
                 assert 0 < block < self.facts.num_blocks
                 assert written.setdefault(block, slot) == slot
@@ -178,14 +193,14 @@ class Executor:
                 assert written.get(block, slot) == slot
         assert sum(plan.counts) <= self.facts.max_step_tokens
         assert all(count == 1 for count in plan.counts[: plan.decodes])
+        if plan.steps > 1:
+            assert plan.decodes == len(plan.slots) and all(plan.samples)
 
     def _cell(self, table: list[int], position: int) -> tuple[int, int]:
         size = self.facts.block_size
         return table[position // size], position % size
 
     def _row(self, slot: Slot, number: int, start: int, count: int, sample: int) -> RowResult | None:
-        if slot.ended:
-            return None
         tokens = slot.tokens
         if not self.tainted:
             assert start + count <= len(tokens), "a row computes tokens that nobody knows"
@@ -223,7 +238,7 @@ class Stream:
 
 
 class Drive:
-    """A core and its executor in virtual time. `step_time` gives a plan's seconds."""
+    """A core and its executor in virtual time. `step_time` gives the seconds of a plan's steps, each."""
 
     def __init__(
         self, core: Core, the_facts: Facts | None = None, step_time=None, connect: bool = True
@@ -246,6 +261,7 @@ class Drive:
         self.times: dict[tuple[str, int], list[float]] = {}
         self.arrived: dict[str, float] = {}
         self.most_in_flight = 0
+        self.preempted_in_several = 0  # while a plan of several steps was in flight
         self.holders: dict[int, tuple[str, int]] = {}  # by slot
         self.lives: dict[int, int] = {}  # of the holders' requests
         self.named: dict[int, set[tuple[str, int]]] = {}  # by step
@@ -255,6 +271,8 @@ class Drive:
 
     def handle(self, event) -> None:
         self.events.append((event, self.now))
+        preempted = self.core._counters.preemptions
+        several = any(plan.steps > 1 for plan in self.in_flight)
         for command in self.core.handle(event, self.now):
             match command:
                 case SendPlan(plan):
@@ -263,7 +281,7 @@ class Drive:
                     self.plans.append(plan)
                     self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
                     if len(self.in_flight) == 1:
-                        self.ends = self.now + self.step_time(plan)
+                        self.ends = self.now + self.step_time(plan) * plan.steps
                 case Publish(_, items, finished, parked):
                     for item in items:
                         self._item(item)
@@ -274,6 +292,7 @@ class Drive:
                 case WakeAt(at):
                     assert at > self.now
                     self.wake = at
+        self.preempted_in_several += several * (self.core._counters.preemptions - preempted)
         self.core.check()
 
     def _name(self, plan: Plan) -> None:
@@ -341,15 +360,16 @@ class Drive:
         plan = self.in_flight.popleft()
         if self.ends is not None:
             self.now = max(self.now, self.ends)
-        seconds = self.step_time(plan)
-        self.ends = self.now + self.step_time(self.in_flight[0]) if self.in_flight else None
+        following = self.in_flight[0] if self.in_flight else None
+        self.ends = self.now + self.step_time(following) * following.steps if following else None
         if fail:
             self.executor.fail(plan)
             self.executor.tainted_until = self.in_flight[-1].step if self.in_flight else 0
             self.handle(StepFailed(plan.step, "toy failure"))
         else:
             rows = self.executor.run(plan)
-            self.handle(StepDone(plan.step, rows, seconds))
+            steps = self.executor.steps
+            self.handle(StepDone(plan.step, rows, self.step_time(plan) * max(steps, 1), steps=steps))
         return plan
 
     def until(self, time: float) -> None:

@@ -143,3 +143,15 @@ def test_the_outlook_knows_slots_turns_and_when_it_knows_nothing(toy):
     made = budget(toy, {"max_num_batched_tokens": 64, "prefill_guard": "turns", "slo_tbt": 9})
     assert made.outlook(0, 0, 512).seats == 56  # more would have to take turns
     assert budget(toy, {"slo_tbt": 0.001}).outlook(4, 100, 64).seats == 1
+
+
+def test_how_many_steps_of_decodes_fit(toy):
+    made = budget(toy, {"multi_step_seconds": 0.06})
+    step = made.cost.predict(3, 900)
+    assert 0.005 < step < 0.02
+    assert made.steps(3, 900, 0.0) == int(0.06 / step) > 2
+    assert made.steps(3, 900, step) == made.steps(3, 900, 0.0) - 1
+    assert made.steps(3, 900, 1.0) == 1  # one is always granted
+    assert budget(toy, {"multi_step_seconds": 0.06, "slo_tbt": 2.5 * step}).steps(3, 900, 0.0) == 2
+    assert budget(toy, {"multi_step_seconds": 0.0}).steps(3, 900, 0.0) == 1
+    assert Budget(toy.settings(multi_step_seconds=9.0), toy.facts()).steps(1, 0, 0.0) == 1  # nothing learned

@@ -32,14 +32,16 @@ def build(toy, seen):
             caching=st.booleans() | st.just(True),
             collide=st.sampled_from([False, False, True]),
             tile=st.sampled_from([1, 4, 8]),
+            several=st.sampled_from([0.0, 0.02, 1.0, 1.0]),
         )
-        def start(self, blocks, budget, slots, guard, caching, collide, tile):
+        def start(self, blocks, budget, slots, guard, caching, collide, tile, several):
             options = toy.settings(
                 max_num_batched_tokens=budget,
                 max_num_seqs=slots,
                 prefill_guard=guard,
                 enable_prefix_caching=caching,
                 watermark=0.05,
+                multi_step_seconds=several,
             )
             core = Core(options, hash_block=(lambda content: sum(content[1]) % 3) if collide else hash)
             executor = toy.facts(
@@ -94,6 +96,7 @@ def build(toy, seen):
         @precondition(lambda self: self.drive.in_flight)
         @rule()
         def fail(self):
+            seen["failed in several"] += self.drive.in_flight[0].steps > 1
             self.drive.finish_step(fail=True)
             seen["failed"] += 1
 
@@ -109,6 +112,7 @@ def build(toy, seen):
         @rule(blocks=st.integers(LONGEST // BLOCK + 1, 40))
         def lose_executor(self, blocks):
             seen["lost in flight"] += bool(self.drive.in_flight)
+            seen["lost in several"] += self._several()
             self.drive.disconnect()
             self.drive.connect(
                 toy.facts(
@@ -122,6 +126,7 @@ def build(toy, seen):
             id = str(data.draw(st.integers(1, self.count)))
             choice = data.draw(st.sampled_from([None, 0]))
             open_before = id not in self.drive.finished
+            seen["cancelled in several"] += open_before and self._several()
             self.drive.cancel(id, choice)
             self.cancelled.add(id)
             seen["cancelled"] += open_before
@@ -130,6 +135,7 @@ def build(toy, seen):
         @rule(data=st.data())
         def park(self, data):
             id = str(data.draw(st.integers(1, self.count)))
+            seen["parked in several"] += id not in self.drive.finished and self._several()
             self.drive.park(id)
 
         @precondition(lambda self: self.count and self.drive.parked)
@@ -137,6 +143,10 @@ def build(toy, seen):
         def take_up(self, data):
             self.drive.take_up(data.draw(st.sampled_from(self.drive.parked)))
             seen["taken up"] += 1
+
+        def _several(self):
+            """Whether a plan of several steps is in flight."""
+            return any(plan.steps > 1 for plan in self.drive.in_flight)
 
         @invariant()
         def bounded(self):
@@ -172,6 +182,8 @@ def build(toy, seen):
             seen["late"] += snapshot.late_results
             seen["finished"] += len(drive.finished)
             seen["two in flight"] += drive.most_in_flight == 2
+            seen["several"] += sum(plan.steps > 1 for plan in drive.plans)
+            seen["preempted in several"] += drive.preempted_in_several
 
     return Machine
 
@@ -191,6 +203,12 @@ def test_everything_finishes_as_if_undisturbed(toy):
             "finished",
             "flushed",
             "two in flight",
+            "several",
+            "failed in several",
+            "lost in several",
+            "cancelled in several",
+            "parked in several",
+            "preempted in several",
         ),
         0,
     )

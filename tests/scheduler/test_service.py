@@ -104,12 +104,13 @@ async def test_a_refused_request_is_told_to_admission_too(valkey, stack):
 
 
 async def test_a_killed_scheduler_goes_on_with_the_same_tokens(valkey, stack):
-    first = stack.start("scheduler")
+    """In the midst of plans of several steps, as the two run alone."""
+    first = stack.start("scheduler", multi_step_seconds=0.1)
     wanted = [request("a", output=480), request("b", length=40, output=460)]
     alone = await undisturbed(valkey, stack, *wanted)
     async with client(valkey.url) as one:
         await one.send(*wanted)
-        await one.until(lambda: len(one.tokens("a")) >= 20)
+        await one.until(lambda: len(one.tokens("a")) >= 20 and one.together("a") > 1)
         first.kill()
         first.wait(10)
         await one.poll()
@@ -128,12 +129,12 @@ async def test_a_killed_scheduler_goes_on_with_the_same_tokens(valkey, stack):
 async def test_a_killed_executor_is_attached_again(valkey, processes, tiny_model):
     stack = processes(model=tiny_model("llama3"), dtype="float32", block_size=16, num_kv_blocks=64)
     executor = stack.start("executor")
-    stack.start("scheduler")
+    stack.start("scheduler", multi_step_seconds=0.1)
     wanted = request("a", output=400)
     alone = await undisturbed(valkey, stack, wanted)
     async with client(valkey.url) as one:
         await one.send(wanted)
-        await one.until(lambda: len(one.tokens("a")) >= 20)
+        await one.until(lambda: len(one.tokens("a")) >= 20 and one.together("a") > 1)
         executor.kill()
         executor.wait(10)
         assert len(one.tokens("a")) < 400
@@ -263,7 +264,8 @@ async def test_what_cannot_be_read_or_never_fits_is_set_aside(valkey, stack):
 
 
 async def test_redis_commands_per_step_do_not_grow_with_the_sequences(valkey, stack):
-    stack.start("scheduler", lease_seconds=60)  # which is rarely renewed meanwhile
+    # The lease is rarely renewed meanwhile, and one sequence gets as many plans as many.
+    stack.start("scheduler", lease_seconds=60, multi_step_seconds=0)
     async with client(valkey.url) as one:
         await one.ready()
 

@@ -58,6 +58,7 @@ class Budget:
         target = settings.step_target
         self.target = inf if target is None else target
         self._grown = settings.max_step_seconds or 2 * self.target
+        self._repeated = min(settings.multi_step_seconds, self.target)
 
     def allow(self, decodes: int, context: int, prefill_start: int | None) -> Allowance:
         """`context`: the decodes' positions in all. `prefill_start`: where the first prompt goes on, if any.
@@ -78,6 +79,15 @@ class Budget:
             # The rows up to the next tile cost nothing.
             tokens = min(-(-(decodes + share) // self.tile) * self.tile, self._most)
         return Allowance(tokens, min(decodes, max(tokens - share, 1)))
+
+    def steps(self, tokens: int, pairs: float, ahead: float) -> int:
+        """How many steps like this one a plan may have, at least one, if it is all that there is to do.
+
+        `ahead`: seconds that the plans in flight still take.
+        """
+        if self.cost.steps < _LEARNED:
+            return 1
+        return max(1, int((self._repeated - ahead) / max(self.cost.predict(tokens, pairs), 1e-6)))
 
     def outlook(self, decodes: int, context: int, slots: int) -> Outlook:
         """`context`: the decodes' positions in all; `slots`: the most sequences that may run."""

@@ -34,6 +34,7 @@ from .messages import (
 )
 from .plan import Draft
 from .prefix import Hash
+from .repeat import repeat
 from .roster import Counters, Queue, Roster
 from .sequence import Change, Sequence, State
 
@@ -57,13 +58,13 @@ class Live:
 class Flight:
     """A plan that was sent and has not returned."""
 
-    step: int
+    step: int  # the plan's number
     rows: list[Sequence]
     ends: tuple[int, ...]  # for each row, the position behind the last that it computes
-    tokens: int
+    tokens: int  # of one step
     pairs: float
     sent: float
-    predicted: float  # seconds that the step takes
+    predicted: float  # seconds that it takes, all its steps
     pipelined: bool  # sent while another was in flight
     lost: bool = False  # a step before it failed, so its results mean nothing
 
@@ -214,8 +215,9 @@ class Core:
             self._counters.late_results += len(event.rows)
             return
         assert self._roster is not None and self._budget is not None
-        self._counters.steps += 1
-        self._budget.cost.learn(flight.tokens, flight.pairs, event.seconds)
+        self._counters.steps += event.steps
+        if event.steps:
+            self._budget.cost.learn(flight.tokens, flight.pairs, event.seconds / event.steps)
         self._adjust_lead(
             event.gap_seconds if flight.pipelined else now - flight.sent - event.seconds, flight
         )
@@ -229,11 +231,11 @@ class Core:
                 self._result(self._roster, sequence_or_none, row, event.step, out)
 
     def _result(self, roster: Roster, sequence: Sequence, row: RowResult, step: int, out: Outbox) -> None:
-        computed = len(sequence.tokens)  # the KV of all tokens before the new ones is there
-        if sequence.state is State.DECODING and not computed % roster.pool.block_size:
-            roster.enter(sequence, computed, step)
         position = sequence.output
         sequence.tokens += row.tokens
+        computed = len(sequence.tokens) - 1  # the last one's KV is not there
+        if sequence.state is State.DECODING and computed % roster.pool.block_size < len(row.tokens):
+            roster.enter(sequence, computed, step)
         finish = row.finish
         if finish is None and sequence.output >= sequence.max_tokens:
             finish = "length"
@@ -436,6 +438,8 @@ class Core:
             # Nobody can go on and nothing will return: the latest, lowest gives its blocks to the others.
             prefilling = self._roster.prefilling
             self._roster.preempt(max(prefilling or running, key=lambda sequence: sequence.rank), draft)
+        ahead = max(self._started + self._flights[0].predicted - now, 0.0) if self._flights else 0.0
+        repeat(draft, self._roster, self._budget, ahead)
         plan = draft.finish(self._roster.releases(), allowed)
         self._step = draft.step
         pairs = draft.pairs
@@ -449,7 +453,7 @@ class Core:
                 tokens=draft.tokens,
                 pairs=pairs,
                 sent=now,
-                predicted=self._budget.cost.predict(draft.tokens, pairs),
+                predicted=draft.steps * self._budget.cost.predict(draft.tokens, pairs),
                 pipelined=bool(self._flights),
             )
         )

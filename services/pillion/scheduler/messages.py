@@ -50,7 +50,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """What a step brought for one sequence, named by incarnation and never by slot alone."""
+    """What a plan brought for one sequence, named by incarnation and never by slot alone."""
 
     slot: int
     incarnation: int
@@ -64,15 +64,16 @@ class RowResult:
 class StepDone:
     """Results come in the order of the plans; rows that were not to sample are absent."""
 
-    step: int
+    step: int  # the plan's
     rows: tuple[RowResult, ...]
     seconds: float
     gap_seconds: float = 0.0  # how long the executor was idle before it
+    steps: int = 1  # forward passes that ran: fewer than were granted where no row was left
 
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
-    """The step raised: none of its rows are computed. What it was to write into blocks is not there."""
+    """A step raised: none of the plan's rows are computed. What it was to write into blocks is not there."""
 
     step: int
     message: str
@@ -104,7 +105,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step, as the executor's contract has it: parallel arrays, one element a sequence, decodes first.
+    """One step, or several over decodes alone, as the executor's contract has it: parallel arrays, one
+    element a sequence, decodes first.
 
     The executor applies `release`, then `take`, then the block grants, then runs the rows.
     """
@@ -114,8 +116,8 @@ class Plan:
     take: tuple[Take, ...]
     slots: tuple[int, ...]
     starts: tuple[int, ...]  # absolute position of the first computed token
-    counts: tuple[int, ...]  # tokens computed
-    samples: tuple[int, ...]  # tokens granted: 0 while the prompt is not whole, else 1
+    counts: tuple[int, ...]  # tokens that the first step computes
+    samples: tuple[int, ...]  # tokens granted: 0 while the prompt is not whole, else 1, or one for each step
     block_counts: tuple[int, ...]  # how many of `blocks` each sequence is granted
     blocks: tuple[int, ...]
     decodes: int  # how many of the first rows are decodes
@@ -123,7 +125,13 @@ class Plan:
 
     @property
     def tokens(self) -> int:
+        """Computed by the first step."""
         return sum(self.counts)
+
+    @property
+    def steps(self) -> int:
+        """Forward passes that the plan grants."""
+        return max(1, max(self.samples, default=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,19 +28,17 @@ class Observer:
     def __init__(self) -> None:
         own = [metric for metric in names.METRICS if metric.layer == "scheduler"]
         self.metrics = Metrics("scheduler", VERSION, [*own, names.SCHEDULING_DELAY, names.PREFILL_RATE_LEFT])
-        self._pending: dict[int, int] = {}  # step: prefill tokens
+        self._pending: dict[int, tuple[int, tuple[int, ...]]] = {}  # plan: prefill tokens, and their slots
         self._seen = dict.fromkeys((field for _, field in _COUNTERS), 0)
         self._line_at = 0.0
         self._line = Line()
 
     def planned(self, plan: Plan) -> None:
-        decode = plan.decodes
-        prefill = plan.tokens - decode
-        self._pending[plan.step] = prefill
-        self.metrics[names.STEP_TOKENS].labels(kind="prefill").inc(prefill)
-        self.metrics[names.STEP_TOKENS].labels(kind="decode").inc(decode)
+        chunks = plan.counts[plan.decodes :]
+        self._pending[plan.step] = sum(chunks), plan.slots[plan.decodes :]
         self.metrics[names.STEP_BUDGET_TOKENS].set(plan.budget)
-        for count in plan.counts[decode:]:
+        self.metrics[names.PLAN_STEPS].observe(plan.steps)
+        for count in chunks:
             self.metrics[names.CHUNK_TOKENS].observe(count)
 
     def attached(self) -> None:
@@ -48,11 +46,17 @@ class Observer:
         self._pending.clear()
 
     def returned(self, step: StepDone) -> None:
-        self._line.prompt += self._pending.pop(step.step, 0)
+        prefill, slots = self._pending.pop(step.step, (0, ()))
+        generated = sum(len(row.tokens) for row in step.rows)
+        # A decode brings the tokens that it was granted, or fewer where it ends; a prompt's end brings one.
+        decode = generated - sum(len(row.tokens) for row in step.rows if row.slot in slots)
+        self.metrics[names.STEP_TOKENS].labels(kind="prefill").inc(prefill)
+        self.metrics[names.STEP_TOKENS].labels(kind="decode").inc(decode)
+        self._line.prompt += prefill
         while self._pending and (oldest := next(iter(self._pending))) < step.step:
             del self._pending[oldest]  # it failed
-        self._line.generated += sum(len(row.tokens) for row in step.rows)
-        self._line.worst = max(self._line.worst, step.seconds)
+        self._line.generated += generated
+        self._line.worst = max(self._line.worst, step.seconds / max(step.steps, 1))
 
     def scrape(self, snapshot: Snapshot, dead: int, opened: int) -> None:
         """Brings gauges and counters up to date."""

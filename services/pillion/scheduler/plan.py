@@ -10,7 +10,8 @@ class Draft:
     def __init__(self, step: int) -> None:
         self.step = step
         self.rows: list[Sequence] = []
-        self.tokens = 0
+        self.steps = 1
+        self.tokens = 0  # of one step
         self.decodes = 0
         self._starts: list[int] = []
         self._counts: list[int] = []
@@ -30,6 +31,17 @@ class Draft:
         self._samples += [1] * len(sequences)
         self.decodes += len(sequences)
         self.tokens += len(sequences)
+
+    def repeat(self, steps: int) -> None:
+        """Grants each row a token for each of so many steps, or as many as it may still get.
+
+        All rows are decodes, and their blocks reach to what they compute.
+        """
+        self.steps = steps
+        for row, sequence in enumerate(self.rows):
+            more = min(steps - 1, sequence.limit - sequence.computed)
+            self._samples[row] += more
+            sequence.computed += more
 
     def chunk(self, sequence: Sequence, count: int) -> None:
         """Computes the next `count` known tokens; samples when they are the last."""
@@ -61,13 +73,14 @@ class Draft:
     @property
     def ends(self) -> tuple[int, ...]:
         """For each row the position behind the last that it computes."""
-        return tuple([start + count for start, count in zip(self._starts, self._counts, strict=True)])
+        counts = self._counts if self.steps == 1 else self._samples
+        return tuple([start + count for start, count in zip(self._starts, counts, strict=True)])
 
     @property
     def pairs(self) -> float:
-        """The step's attention work, as the cost model counts it."""
+        """The attention work of a step, as the cost model counts it: the mean of several."""
         decodes = self.decodes
-        pairs = float(sum(self._starts[:decodes]))
+        pairs = sum(self._starts[:decodes]) + decodes * (self.steps - 1) / 2
         for start, count in zip(self._starts[decodes:], self._counts[decodes:], strict=True):
             pairs += count * (start + count / 2)
         return pairs

@@ -72,7 +72,7 @@ def step_done(message: pb.StepResult) -> StepDone:
         )
         token += count
         logprob += logprobs
-    return StepDone(message.step, tuple(rows), message.seconds, message.gap_seconds)
+    return StepDone(message.step, tuple(rows), message.seconds, message.gap_seconds, message.steps)
 
 
 def _take(take: Take) -> pb.Take:

@@ -219,6 +219,14 @@ class Scheduler(Section, frozen=True):
     max_step_seconds: Annotated[
         float | None, Meta(description="longest step with no decode to protect, seconds [twice --slo-tbt]")
     ] = None
+    multi_step_seconds: Annotated[
+        float,
+        Meta(
+            description="longest time of several decode steps in one plan, seconds, while a few sequences run"
+            " alone: an arrival may wait so long; never over --slo-tbt; 0: a plan is one step",
+            ge=0,
+        ),
+    ] = 0.02
     tile: Annotated[
         Positive | None, Meta(description="rows at whose multiples the GEMMs are efficient [the executor's]")
     ] = None

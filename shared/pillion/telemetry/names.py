@@ -41,6 +41,7 @@ _TBT = (
 _STEP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0)
 _SHORT = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 _TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0)
+_STEPS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
@@ -60,7 +61,8 @@ TIME_PER_OUTPUT_TOKEN = Metric(
 
 TIME_BETWEEN_TOKENS = Metric(
     "pillion_time_between_tokens_seconds", "histogram", "user",
-    "Time between two consecutive tokens of one stream (TBT), preemption included.", (), _TBT,
+    "Time between two consecutive tokens of one stream (TBT), preemption included; 0 where they came together"
+    " in one result.", (), _TBT,
 )  # fmt: skip
 REQUESTS_STARTED = Metric(
     "pillion_requests_started_total", "counter", "user", "Requests that passed validation."
@@ -136,6 +138,11 @@ STEP_TOKENS = Metric(
     "Tokens computed, by kind: prefill or decode.",
     ("kind",),
 )
+PLAN_STEPS = Metric(
+    "pillion_plan_steps", "histogram", "scheduler",
+    "Steps that a plan grants: several where a few sequences run alone (--multi-step-seconds).",
+    (), _STEPS,
+)  # fmt: skip
 STEP_BUDGET_TOKENS = Metric(
     "pillion_step_budget_tokens", "gauge", "scheduler", "The token budget of the latest step."
 )
@@ -205,16 +212,22 @@ DEAD_LETTERS = Metric(
     "Stream entries set aside: unreadable or delivered too often.",
 )
 
-STEP_SECONDS = Metric("pillion_step_seconds", "histogram", "executor", "Time of one step.", (), _STEP)
+STEP_SECONDS = Metric(
+    "pillion_step_seconds", "histogram", "executor",
+    "Time of one step, a forward pass: a plan of several counts each.", (), _STEP,
+)  # fmt: skip
 STEP_GAP_SECONDS = Metric(
     "pillion_step_gap_seconds",
     "histogram",
     "executor",
-    "Idle time between two steps while plans were expected.",
+    "Idle time between two plans while one was expected.",
     (),
     _SHORT,
 )
-STEPS_FAILED = Metric("pillion_steps_failed_total", "counter", "executor", "Steps that raised.")
+STEPS_FAILED = Metric(
+    "pillion_steps_failed_total", "counter", "executor",
+    "Steps that raised; what the plan's steps before it brought is dropped, and not counted.",
+)  # fmt: skip
 STEP_PART_SECONDS = Metric(
     "pillion_step_part_seconds_total", "counter", "executor", "Time of steps by part.", ("part",)
 )

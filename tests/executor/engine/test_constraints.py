@@ -133,6 +133,42 @@ def test_nothing_around_a_sequence_changes_it(demo_bfloat16: Engine, drive: Any,
     assert len(constrained.output) > 20
 
 
+def test_several_steps_in_one_plan_and_one_that_raises(
+    demo_bfloat16: Engine, drive: Any, prompt: list[int]
+) -> None:
+    """Masks go with the tokens; those of a plan that failed are taken back from the grammar too."""
+    found = []
+    for steps, owner, name in (
+        (1, None, ""),
+        (4, demo_bfloat16.model, "logits"),  # the mask is being made
+        (4, demo_bfloat16._sampler, "expect"),  # the grammar has not been told of the last token
+    ):
+        driver = drive(demo_bfloat16, record=False)
+        sequences = [driver.add(prompt, 18, **sampling) for sampling in wishes(4)]
+        for sequence in sequences:
+            driver.step([(sequence, len(prompt))])
+        if owner is not None:
+            real, calls = getattr(owner, name), []
+
+            def raising(given: Any, real: Any = real, calls: list[int] = calls) -> Any:
+                calls.append(len(given))
+                if len(calls) == 3:
+                    raise RuntimeError("no memory")
+                return real(given)
+
+            plan = driver.plan([(sequence, 1) for sequence in sequences], steps)
+            setattr(owner, name, raising)
+            try:
+                with pytest.raises(RuntimeError, match="no memory"):
+                    demo_bfloat16.run(plan)
+            finally:
+                delattr(owner, name)
+        driver.finish(sequences, steps=steps)
+        found.append([(sequence.output, sequence.finish) for sequence in sequences])
+    assert found[0] == found[1] == found[2]
+    assert max(len(output) for output, _ in found[0]) > 8
+
+
 def test_a_grammar_that_cannot_be_kept_fails_alone(
     demo_bfloat16: Engine, drive: Any, prompt: list[int]
 ) -> None:

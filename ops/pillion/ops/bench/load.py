@@ -148,8 +148,8 @@ def notes(cases: Mapping[str, Sequence[Result]]) -> list[str]:
         gaps = [gaps for result in results for key in _GAPS if (gaps := result.get(key))]
         if (together := max((each["coalesced_share"] for each in gaps), default=0.0)) > _TOGETHER:
             said.append(
-                f"{name}: {together:.0%} of tokens came together with the one before; gaps mean little where "
-                "somebody on the way had no core"
+                f"{name}: {together:.0%} of tokens came together with the one before; those of one plan do "
+                "(--multi-step-seconds), else gaps mean little: somebody on the way had no core"
             )
         if (busy := max(result["client_cores"] for result in results)) > _BUSY:
             said.append(f"{name}: this client took {busy:.1f} cores, the server's perhaps")

@@ -62,14 +62,14 @@ def measure(sequences: int, steps: int, prompts: int) -> tuple[list[float], int]
             for index in range(prompts):
                 _submit(core, sequences + index, 2000, length, plans)
         plan = plans.pop(0)
-        now += STEP_SECONDS
+        now += STEP_SECONDS * plan.steps
         incarnations.update((take.slot, take.incarnation) for take in plan.take)
         rows = [
-            RowResult(slot, incarnations[slot], (7,))
+            RowResult(slot, incarnations[slot], (7,) * sample)
             for slot, sample in zip(plan.slots, plan.samples, strict=True)
             if sample
         ]
-        event = StepDone(plan.step, tuple(rows), STEP_SECONDS)
+        event = StepDone(plan.step, tuple(rows), STEP_SECONDS * plan.steps, steps=plan.steps)
         began = time.perf_counter()
         commands = core.handle(event, now)
         handled.append(time.perf_counter() - began)

@@ -1,0 +1,25 @@
+"""Results as the executor's contract has them."""
+
+from pillion.contracts import executor_pb2 as pb
+from pillion.contracts.entries import TokenLogprob
+from pillion.scheduler.messages import RowResult, StepDone
+from pillion.scheduler.wire import step_done
+
+
+def test_a_result_of_several_steps_is_taken_apart():
+    def logprob(value):
+        return pb.Logprob(logprob=value, rank=1, top_tokens=[7], top_logprobs=[value])
+
+    message = pb.StepResult(
+        step=9, slot=[3, 0, 2], incarnation=[5, 6, 7], token_count=[3, 0, 2], tokens=[10, 11, 12, 20, 21],
+        finish=[pb.RUNNING, pb.ERROR, pb.STOP], logprob_count=[0, 0, 2],
+        logprobs=[logprob(-0.5), logprob(-0.25)], errors={0: "no number"}, seconds=0.03, gap_seconds=0.25,
+        steps=3,
+    )  # fmt: skip
+    told = tuple(TokenLogprob(value, 1, ((7, value),)) for value in (-0.5, -0.25))
+    rows = (
+        RowResult(3, 5, (10, 11, 12)),
+        RowResult(0, 6, (), "error", error="no number"),
+        RowResult(2, 7, (20, 21), "stop", told),
+    )
+    assert step_done(message) == StepDone(9, rows, 0.03, 0.25, 3)

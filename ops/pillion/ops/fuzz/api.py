@@ -17,6 +17,7 @@ from pillion.ops.fuzz.findings import Findings
 LEAST_FINE = 0.2  # share of answers that must be 2xx, so that it is not only the validation that is tried
 _ROUND = 12  # cases of one operation before the next has its turn
 _SECONDS = 60.0  # for one answer
+_EVENTS = 10_000  # of a stream: it is read to its end
 _SHORT = {"max_tokens": 6, "max_completion_tokens": 6, "min_tokens": 6, "n": 3, "best_of": 3}
 _BOTH = ("POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize")
 
@@ -25,6 +26,7 @@ def run(url: str, seed_: int, seconds: float) -> Findings:
     """Cases of all operations in turn; most are made to be valid, the rest not to be."""
     _, document = web.get(f"{url}/openapi.json")
     schema = schemathesis.openapi.from_dict(document)
+    schema.config.max_stream_events = _EVENTS
     operations: list[Any] = [found.ok() for found in schema.get_all_operations()]  # type: ignore[union-attr]
     findings, rng, until = Findings("api"), random.Random(seed_), time.monotonic() + seconds
     while time.monotonic() < until:

@@ -169,6 +169,8 @@ async def test_who_does_not_confirm_is_told(start: Any, monkeypatch: Any) -> Non
     # Another one holds the replica by now: the word is not its own, and nobody waits for it.
     monkeypatch.setattr(admin, "PATIENCE", 60.0)
     asking = asyncio.create_task(stack.fetch("DELETE", "/admin/v1/prefixes/0", headers=KEY))
-    await stack.driver.tell(epoch=2)
     async with asyncio.timeout(30):
+        while await stack.driver.connection.call("XLEN", stack.driver.keys.control("0")) < 2:
+            await asyncio.sleep(0.01)
+        await stack.driver.tell(epoch=2)
         assert (await asking)[0] == 503

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pillion.gateway.calls import FORMS, form_of, identity, knows_tools
@@ -15,12 +15,14 @@ from pillion.gateway.source import Arguments, Called
 JSON = st.dictionaries(
     st.text(max_size=5),
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | inner
+        st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+        lambda inner: st.lists(inner, max_size=3),
     ),
     max_size=4,
 )
 
 
+@settings(max_examples=40)
 @given(st.sampled_from(list(FORMS)), JSON, st.booleans(), st.booleans())
 def test_a_form_reads_what_it_writes(
     form: Any, arguments: dict[str, Any], certain: bool, ascii: bool

@@ -71,6 +71,9 @@ def test_what_is_drawn_is_calls(
     for seed in range(20):
         text, whole = drawn(grammars, known, grammar, seed)
         assert whole, text
+        assert ("[ARGS]" in text) is (form == "mistral" and bool(controls)), (
+            "the form that the model has tokens for"
+        )
         for certain in (True, False):
             reading = reader(Output("chat", calls=Calls(form, names, certain=certain)))
             calls: list[list[str]] = []
@@ -90,6 +93,20 @@ def test_what_is_drawn_is_calls(
                 assert jsonschema_rs.is_valid(described, json.loads(given)), given
                 called.add(name)
     assert len(called) > 1
+
+
+def test_arguments_are_spaced_as_templates_write_them(grammars: Grammars, known: Vocabulary) -> None:
+    grammar = lark(FORMS["hermes"].frame({}), FUNCTIONS[:1], {}, several=False)
+    tokens = {piece: token for token, piece in reversed(list(enumerate(known.pieces)))}
+    for given, fits in (
+        ('{"city": "x", "unit": null}', True),
+        ('{"city":"x"}', False),
+        ('{ "city": "x"}', False),
+    ):
+        text = FORMS["hermes"].write("weather", given)
+        grammars.open(0, Constraint("lark", grammar), [tokens[bytes([byte])] for byte in text.encode()])
+        _, made = grammars.mask(0)
+        assert (made.accepting and not made.error) is fits, given
 
 
 def test_functions_that_describe_nothing_take_nothing() -> None:

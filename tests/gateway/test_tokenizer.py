@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from pillion.contracts.entries import Tokens
+from pillion.gateway.answers import Answer, Head
+from pillion.gateway.protocol.request import Calls, Output
 from pillion.gateway.tokenizer import TextError, Tokenizer, load_tokenizer
 from pillion.modelfiles import Located, ModelFileError, SpecialTokens, locate
 
@@ -223,6 +226,25 @@ def test_the_configuration_decides_on_the_token_that_begins(tmp_path):
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     assert load_tokenizer(folder_with(tmp_path, backend)).encode("hello")[0] == bos
     assert load_tokenizer(folder_with(tmp_path, backend, add_bos_token=False)).encode("hello")[0] != bos
+
+
+def test_control_tokens_that_frame_calls_are_read_and_others_skipped(tmp_path):
+    backend = small_backend()
+    backend.add_special_tokens([AddedToken("[TOOL_CALLS]", special=True)])
+    tokenizer = load_tokenizer(folder_with(tmp_path, backend))
+    text = '[{"name": "f", "arguments": {"a": 1}}]'
+    controls = [tokenizer.controls[name] for name in ("</s>", "[TOOL_CALLS]")]
+    item = Tokens("r", 0, 0, (*controls, *tokenizer.encode(text, add_special=False)), "stop")
+    messages = []
+    for calls in (Calls("mistral", ("f",)), None):
+        answer = Answer(Output("chat", calls=calls), Head("r", 1, "m", None, ((1,),)), tokenizer)
+        answer.feed(item)
+        messages.append(answer.whole()["choices"][0]["message"])
+    (call,) = messages[0].pop("tool_calls")
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'} and len(call["id"]) == 9
+    assert messages == [
+        {"role": "assistant", "content": content, "refusal": None} for content in (None, text)
+    ]
 
 
 def test_what_is_put_round_a_chat_makes_no_users_text_a_control_token(tmp_path):

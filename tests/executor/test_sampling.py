@@ -438,6 +438,8 @@ def test_bad_words_are_banned_as_tokens_come(backend: Backend) -> None:
     assert sampler.sample(rows, [0], [4]).tokens == [8]
     sampler.add(1, wish, 0, [1, 5, 6], 1)
     assert sampler.sample(rows, [1], [2]).tokens == [8]
+    sampler.add(1, Sampling(seed=1, temperature=0, bad_words=((7,), (8, 9))), 0, [1, 5, 6], 1)
+    assert sampler.sample(rows, [1], [2]).tokens == [8]
     with pytest.raises(ValueError, match="bad_words names token 512"):
         sampler.add(1, Sampling(seed=1, bad_words=((V,),)), 0, [1], 1)
 

@@ -183,6 +183,16 @@ def test_a_grammar_that_cannot_be_kept_fails_alone(
     assert other.finish in (pb.STOP, pb.LENGTH) and len(other.output) > 1
 
 
+def test_a_complete_text_ends_its_sequence_whatever_was_wished(
+    demo_bfloat16: Engine, drive: Any, known: Vocabulary, prompt: list[int]
+) -> None:
+    driver = drive(demo_bfloat16, record=False)
+    constraint = pb.Constraint(kind="regex", text="no")
+    sequence = driver.add(prompt, 12, constraint=constraint, ignore_eos=True, min_tokens=9)
+    driver.finish([sequence])
+    assert sequence.finish == pb.STOP and text(known, sequence.output) == "no"
+
+
 def test_a_grammar_process_that_is_killed_changes_nothing(
     demo_bfloat16: Engine, drive: Any, prompt: list[int]
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_complete_text_ends_its_sequence_whatever_was_wished(
     sequence = driver.add(prompt, 12, constraint=constraint, ignore_eos=True, min_tokens=9)
     driver.finish([sequence])
     assert sequence.finish == pb.STOP and text(known, sequence.output) == "no"
+    assert [token for token in sequence.output if token in known.ends] == sequence.output[-1:]
 
 
 def test_a_grammar_process_that_is_killed_changes_nothing(

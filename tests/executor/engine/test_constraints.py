@@ -108,7 +108,7 @@ def test_what_ends_by_itself_fits(
 
 
 def test_nothing_around_a_sequence_changes_it(demo_bfloat16: Engine, drive: Any, prompt: list[int]) -> None:
-    """Alone, in a batch with free rows, and taken away and taken again in the middle: the same tokens. The
+    """Alone, in a batch with free rows, taken away and again in the middle, several tokens a plan: the same. The
     free rows have those that they have by themselves."""
     sampling = {"temperature": 1.0, "seed": 5, "constraint": CONSTRAINTS["json"], "frequency_penalty": 0.4}
     free = [{"temperature": 1.0, "seed": seed} for seed in (1, 2)]
@@ -128,7 +128,7 @@ def test_nothing_around_a_sequence_changes_it(demo_bfloat16: Engine, drive: Any,
     driver.start(constrained)
     assert len(constrained.output) == 10
     driver.step([(constrained, len(constrained.tokens))])
-    driver.finish([first, constrained, last])
+    driver.finish([first, constrained, last], steps=3)
     assert [constrained.output, first.output, last.output] == [one.output for one in expected]
     assert len(constrained.output) > 20
 

@@ -137,13 +137,32 @@ def test_attention(backend, dtype, lens, heads, kv_heads, size, block_size, wind
     check_attention(backend, dtype, lens, heads, kv_heads, size, block_size, window)
 
 
-def check_attention(backend, dtype, lens, heads, kv_heads, size, block_size, window, layer=1):
+@pytest.mark.parametrize(("block_size", "window"), [(16, None), (48, 24)])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), HEADS)
+@pytest.mark.parametrize("lens", [BATCHES["decodes"], BATCHES["mixed"]], ids=["decodes", "mixed"])
+def test_attention_over_int8(backend, dtype, lens, heads, kv_heads, size, block_size, window):
+    if not backend.capabilities.kv_int8:
+        assert isinstance(backend, TorchBackend)
+        return
+    if isinstance(backend, ReferenceBackend):
+        lens = [(min(count, 3), keys) for count, keys in lens]
+    check_attention(backend, dtype, lens, heads, kv_heads, size, block_size, window, int8=True)
+
+
+def in_int8(x):
+    """Numbers [n, heads, size] in float64, as a scale for each position and head leaves them."""
+    scale = x.double().abs().amax(-1, keepdim=True) / 127
+    return (x.double() / scale).round() * scale
+
+
+def check_attention(backend, dtype, lens, heads, kv_heads, size, block_size, window, layer=1, int8=False):
     blocks = [-(-keys // block_size) for _, keys in lens]
     num_blocks = sum(blocks) + 4
-    cache = backend.allocate_cache(CacheShape(2, num_blocks, block_size, kv_heads, size, dtype, CPU))
+    cache = backend.allocate_cache(CacheShape(2, num_blocks, block_size, kv_heads, size, dtype, CPU, int8))
     for tensor in (cache.all,) if isinstance(cache, PagedCache) else (cache.k, cache.v):
         spare = tensor[:, :, -1].clone() if isinstance(backend, TorchBackend) else None
-        tensor.fill_(math.nan)  # whatever is not written must not be seen
+        # Whatever is not written must not be seen: bytes of ones are no number in every float type.
+        tensor.fill_(math.nan if tensor.is_floating_point() else 255)
         if spare is not None:
             tensor[:, :, -1] = spare
     order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(9)) + 1
@@ -187,8 +206,9 @@ def check_attention(backend, dtype, lens, heads, kv_heads, size, block_size, win
 
     share, expected = heads // kv_heads, []
     for sequence, (count, length) in enumerate(lens):
-        k = keys[sequence].double().repeat_interleave(share, 1)
-        v = values[sequence].double().repeat_interleave(share, 1)
+        held = in_int8 if int8 else torch.Tensor.double
+        k = held(keys[sequence]).repeat_interleave(share, 1)
+        v = held(values[sequence]).repeat_interleave(share, 1)
         scores = torch.einsum("qhd,khd->hqk", queries[sequence][-count:].double(), k) / size**0.5
         q_at, k_at = torch.arange(length - count, length)[:, None], torch.arange(length)
         hidden = (k_at > q_at) | (k_at <= q_at - (window or length + 1))
@@ -196,11 +216,14 @@ def check_attention(backend, dtype, lens, heads, kv_heads, size, block_size, win
         expected.append(torch.einsum("hqk,khd->qhd", weights, v).flatten(1))
     close(out[:total], torch.cat(expected), dtype)
     written, _ = cache.read(layer, slots)
-    assert torch.equal(
-        written, torch.cat([k[length - n : length] for k, (n, length) in zip(keys, lens, strict=True)])
-    )
+    new = torch.cat([k[length - n : length] for k, (n, length) in zip(keys, lens, strict=True)])
     other, _ = cache.read(1 - layer, slots)
     assert other.isnan().all()  # no other layer was touched
+    if int8:
+        close(written, in_int8(new), dtype)
+        assert not torch.equal(written.double(), new.double())
+    else:
+        assert torch.equal(written, new)
 
 
 def test_a_block_size_that_does_not_suit_is_refused():

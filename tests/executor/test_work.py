@@ -44,6 +44,13 @@ def test_a_prompt_of_three_tokens() -> None:
     assert step([(0, 3, False)], itemsize=4) == Work(8352, 4 * 1392)
 
 
+def test_keys_and_values_may_be_of_other_bytes_than_the_rest() -> None:
+    """As int8 with a float32 scale each: 2 * (4 + 4) bytes a position, here in three layers."""
+    rows = [Row(0, 0, 3, False)]
+    read = Costs.of(SPEC, WHOLE, 2, kv_bytes=16).step(rows).read_bytes
+    assert read == 2 * (3 * 432 + 3 * 8) + 3 * 3 * 16
+
+
 @pytest.mark.parametrize(
     ("flops", "read", "bucket"),
     [

@@ -31,11 +31,15 @@ class Capabilities:
     # How weights may be held: as they are; as int8, with a scale for each group of inputs; as in a GGUF file
     # where that is 4 bit, else as int8.
     quantizations: tuple[str, ...] = ("none",)
+    kv_int8: bool = False  # whether keys and values may be held as int8
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """A KV cache, block 0 included: logically twice [L, num_blocks, block_size, kv_heads, head_size]."""
+    """A KV cache, block 0 included: logically twice [L, num_blocks, block_size, kv_heads, head_size].
+
+    `int8`: held so, with a float32 scale for each position and head of K and of V; `dtype` is of results.
+    """
 
     layers: int
     num_blocks: int
@@ -44,6 +48,7 @@ class CacheShape:
     head_size: int
     dtype: torch.dtype
     device: torch.device
+    int8: bool = False
 
     @property
     def bytes(self) -> int:
@@ -51,7 +56,13 @@ class CacheShape:
 
     @property
     def block_bytes(self) -> int:
-        return 2 * self.layers * self.block_size * self.kv_heads * self.head_size * self.dtype.itemsize
+        return self.layers * self.block_size * self.position_bytes
+
+    @property
+    def position_bytes(self) -> int:
+        """Keys and values of one position in one layer, scales included."""
+        head = self.head_size + 4 if self.int8 else self.head_size * self.dtype.itemsize
+        return 2 * self.kv_heads * head
 
 
 @dataclass(frozen=True, slots=True)

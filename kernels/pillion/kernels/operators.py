@@ -80,6 +80,7 @@ class Bench:
     contexts: Sequence[int]
     quantization: str = "none"
     cold: int = COLD
+    kv_int8: bool = False
 
     @property
     def int8(self) -> bool:
@@ -106,10 +107,12 @@ def timings(bench: Bench, rows: Sequence[int], seconds: float) -> Iterator[Timin
                         yield Timing(name, count, run.flops, run.bytes, run.int8, median, len(times))
 
 
-def backend(name: str, threads: int, quantization: str = "none") -> tuple[Backend, str]:
+def backend(
+    name: str, threads: int, quantization: str = "none", kv_int8: bool = False
+) -> tuple[Backend, str]:
     """By its name or `auto`, with so many threads, and why it is this one. Raises NoBackend."""
     torch.set_num_threads(threads)
-    selected = select(name, _DTYPE, _CPU, quantization)
+    selected = select(name, _DTYPE, _CPU, quantization, kv_int8)
     return selected.backend, selected.reason
 
 
@@ -235,7 +238,7 @@ def _blocks(bench: Bench) -> Prepared:
         if not sequences:
             return None
         step = _step(bench, sequences, sizes.layers)
-        attention = _attended(sizes, sequences)
+        attention = _attended(bench, sequences)
         hidden = _noise(rows, sizes.hidden, dtype=torch.float32)
         table = backend.rope_table(torch.arange(rows), _frequencies(sizes), 1.0)
         return Run(
@@ -309,16 +312,17 @@ class Attended:
     bytes: int
 
 
-def _attended(sizes: Sizes, sequences: Sequences) -> Attended:
+def _attended(bench: Bench, sequences: Sequences) -> Attended:
     """Of one layer: both products over all pairs that the causal mask leaves, keys and values once."""
+    sizes = bench.sizes
     pairs = sum(count * before + count * (count + 1) // 2 for count, before in sequences)
     keys = sum(count + before for count, before in sequences)
-    return Attended(4 * sizes.query * pairs, 2 * _DTYPE.itemsize * sizes.key * keys)
+    return Attended(4 * sizes.query * pairs, keys * _cache(bench, 1, 1).position_bytes)
 
 
 def _attend(bench: Bench, sequences: Sequences) -> Run:
     sizes, backend = bench.sizes, bench.backend
-    work = _attended(sizes, sequences)
+    work = _attended(bench, sequences)
     layers = _copies(bench, work.bytes)
     step = _step(bench, sequences, layers)
     rows = sum(count for count, _ in sequences)
@@ -338,8 +342,7 @@ def _step(bench: Bench, sequences: Sequences, layers: int) -> Any:
     table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
     for row, part in enumerate(order.split(counts)):
         table[row, : len(part)] = part
-    shape = CacheShape(layers, sum(counts) + 1, size, sizes.kv_heads, sizes.head_size, _DTYPE, _CPU)
-    cache = backend.allocate_cache(shape)
+    cache = backend.allocate_cache(_cache(bench, layers, sum(counts) + 1))
     # Of a window of one, what was before costs little to write.
     history = [(before, 0) for _, before in sequences]
     if rows := sum(count for count, _ in history):
@@ -349,6 +352,12 @@ def _step(bench: Bench, sequences: Sequences, layers: int) -> Any:
         for layer in range(layers):
             backend.attention(step, layer, q, k.float(), v, window=1)
     return backend.begin(cache, _batch(sequences, table, size), sizes.heads)
+
+
+def _cache(bench: Bench, layers: int, blocks: int) -> CacheShape:
+    sizes, block_size = bench.sizes, bench.backend.capabilities.block_size
+    heads, size = sizes.kv_heads, sizes.head_size
+    return CacheShape(layers, blocks, block_size, heads, size, _DTYPE, _CPU, bench.kv_int8)
 
 
 def _batch(sequences: Sequences, table: Tensor, size: int) -> AttentionBatch:

@@ -27,7 +27,13 @@ class Selected:
     reason: str
 
 
-def select(name: str, dtype: torch.dtype, device: torch.device, quantization: str = "none") -> Selected:
+def select(
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str = "none",
+    kv_int8: bool = False,
+) -> Selected:
     """`name` is `auto` or a backend's name. Raises NoBackend."""
     if name != "auto" and name not in _BACKENDS:
         raise NoBackend(f"there is no backend {name}; choose auto, {', '.join(_BACKENDS)}")
@@ -36,7 +42,7 @@ def select(name: str, dtype: torch.dtype, device: torch.device, quantization: st
     for known, make in _BACKENDS.items():
         if name not in ("auto", known):
             continue
-        lack = _lack(make.capabilities, dtype, device, quantization)
+        lack = _lack(make.capabilities, dtype, device, quantization, kv_int8)
         if lack is None:
             try:
                 backend: Backend = make(quantization)
@@ -47,7 +53,8 @@ def select(name: str, dtype: torch.dtype, device: torch.device, quantization: st
             return Selected(backend, "; ".join([reason, *unbuilt]))
         lacks.append(f"{known} does not run {lack}")
     raise NoBackend(
-        f"{'; '.join(lacks + unbuilt)}; choose another --backend, --dtype, --quantization or --device"
+        f"{'; '.join(lacks + unbuilt)}; "
+        "choose another --backend, --dtype, --quantization, --kv-cache-dtype or --device"
     )
 
 
@@ -57,12 +64,14 @@ def _best(dtype: torch.dtype, device: torch.device, quantization: str) -> str:
 
 
 def _lack(
-    capabilities: Capabilities, dtype: torch.dtype, device: torch.device, quantization: str
+    capabilities: Capabilities, dtype: torch.dtype, device: torch.device, quantization: str, kv_int8: bool
 ) -> str | None:
     if device.type not in capabilities.devices:
         return f"on {device.type}"
     if quantization not in capabilities.quantizations:
         return f"{quantization} weights"
+    if kv_int8 and not capabilities.kv_int8:
+        return "an int8 KV cache"
     return None if dtype in capabilities.dtypes else _name(dtype)
 
 

@@ -20,7 +20,9 @@ SECTIONS = {
 
 ONLY = {
     "bench load": ("stack", "state_dir", "api_key"),
-    "bench kernels": ("cache_dir", "model", "revision", "quantization", "backend", "threads"),
+    "bench kernels": (
+        *("cache_dir", "model", "revision", "quantization", "backend", "threads", "kv_cache_dtype"),
+    ),
     "bench quality": ("cache_dir", "model", "revision", "dtype", "backend", "threads", "kv_cache_memory"),
     "chat": ("stack", "state_dir", "api_key"),
     "doctor": ("stack", "redis", "state_dir", "cache_dir", "model", "host", "port", "api_key"),

@@ -68,7 +68,8 @@ class Engine:
         device = _device(executor.device)
         dtype = _dtype(config.model.dtype, device)
         try:
-            selected = select(executor.backend, dtype, device, config.model.quantization)
+            kv_int8 = executor.kv_cache_dtype == "int8"
+            selected = select(executor.backend, dtype, device, config.model.quantization, kv_int8)
         except NoBackend as error:
             raise ConfigError(str(error)) from None
         backend = self._backend = selected.backend
@@ -86,7 +87,7 @@ class Engine:
                 f"max_model_len {wanted} is more than the model's context of {spec.max_position}; lower it"
             )
         shape = CacheShape(
-            self.model.layers, 1, block_size, self.model.kv_heads, spec.head_size, dtype, device
+            self.model.layers, 1, block_size, self.model.kv_heads, spec.head_size, dtype, device, kv_int8
         )
         pool = size_pool(
             block_bytes=shape.bytes,
@@ -106,7 +107,12 @@ class Engine:
         self.grammars = Grammars(located, spec.vocab_size, max_num_seqs)
         self._sampler = Sampler(backend, spec.vocab_size, spec.end_tokens, max_num_seqs, self.grammars)
         self._costs = Costs.of(
-            spec, shard, dtype.itemsize, self.model.matrix_bytes, self.model.head.weight_bytes
+            spec,
+            shard,
+            dtype.itemsize,
+            self.model.matrix_bytes,
+            self.model.head.weight_bytes,
+            shape.position_bytes,
         )
         with torch.inference_mode():
             self.row_counts, self.sample_row_counts = self._check_rows(
@@ -119,7 +125,7 @@ class Engine:
         self.parts: list[Parts] = []  # of each step that the last plan ran
         self._facts = Facts(
             model=config.model.served_model_name or located.name,
-            fingerprint=_fingerprint(weights.identity, dtype, device, backend, shard),
+            fingerprint=_fingerprint(weights.identity, dtype, device, backend, shard, kv_int8),
             max_model_len=pool.max_model_len,
             vocab_size=spec.vocab_size,
             end_tokens=spec.end_tokens,
@@ -337,11 +343,13 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _fingerprint(
-    identity: str, dtype: torch.dtype, device: torch.device, backend: Backend, shard: Shard
+    identity: str, dtype: torch.dtype, device: torch.device, backend: Backend, shard: Shard, kv_int8: bool
 ) -> str:
     """Names all that a token's bits depend on."""
     unit = torch.backends.cpu.get_cpu_capability()
     if device.type == "cuda":
         unit = torch.cuda.get_device_name(device)
-    parts = (identity, dtype, backend.build, torch.__version__, torch.__config__.show(), unit, shard.tp_size)
+    kv = "int8" if kv_int8 else dtype
+    numbers = (dtype, kv, backend.build, torch.__version__, torch.__config__.show())
+    parts = (identity, *numbers, unit, shard.tp_size)
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]

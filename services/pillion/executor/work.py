@@ -50,9 +50,10 @@ class Costs:
     query: int  # in a token's queries of one layer, all heads
     key: int  # in a token's keys of one layer, all KV heads; as many in its values
     windows: tuple[tuple[int | None, int], ...]  # (window, how many layers have it)
-    itemsize: int  # bytes an element, of the embedding and KV
+    itemsize: int  # bytes an element of the embedding
     matrix_bytes: int  # of all layers' matrices
     head_bytes: int
+    kv_bytes: int  # of a position's keys and values in one layer
 
     @classmethod
     def of(
@@ -62,8 +63,9 @@ class Costs:
         itemsize: int,
         matrix_bytes: int | None = None,
         head_bytes: int | None = None,
+        kv_bytes: int | None = None,
     ) -> "Costs":
-        """The bytes of matrices and head are by default those of elements of this size."""
+        """The bytes of matrices, head and KV are by default those of elements of this size."""
         query = spec.num_heads // shard.tp_size * spec.head_size
         key = max(1, spec.num_kv_heads // shard.tp_size) * spec.head_size
         mlp = spec.intermediate_size // shard.tp_size
@@ -81,6 +83,7 @@ class Costs:
             itemsize=itemsize,
             matrix_bytes=len(layers) * layer * itemsize if matrix_bytes is None else matrix_bytes,
             head_bytes=head * itemsize if head_bytes is None else head_bytes,
+            kv_bytes=2 * key * itemsize if kv_bytes is None else kv_bytes,
         )
 
     def step(self, rows: Sequence[Row]) -> Work:
@@ -93,10 +96,10 @@ class Costs:
                 keys += layers * _keys(row.start, row.count, window)
         matrices = self.layers * self.layer
         weights = self.matrix_bytes + (self.head_bytes if sampled else 0)
-        rest = tokens * self.hidden + 2 * self.key * keys
+        rest = tokens * self.hidden * self.itemsize + keys * self.kv_bytes
         return Work(
             flops=2 * (tokens * matrices + sampled * self.head + 2 * self.query * pairs),
-            read_bytes=weights + rest * self.itemsize,
+            read_bytes=weights + rest,
         )
 
 

@@ -307,6 +307,14 @@ class Executor(Section, frozen=True):
     ] = None
     num_kv_blocks: Annotated[Positive | None, Meta(description="KV blocks [from the memory]")] = None
     kv_cache_memory: Annotated[str | None, Meta(description="memory for KV, as 512MiB or 4GiB")] = None
+    kv_cache_dtype: Annotated[
+        str,
+        Meta(
+            description="how KV is held: auto: in --dtype; int8: with a scale for each position and head "
+            "(cpu and reference backends)",
+            pattern="^(auto|int8)$",
+        ),
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float, Meta(description="share of a GPU's memory that the executor may use", gt=0, le=1)
     ] = 0.9

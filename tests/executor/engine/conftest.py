@@ -62,6 +62,11 @@ def demo_gguf_packed(demo: Located, make_engine: MakeEngine) -> Engine:
 
 
 @pytest.fixture(scope="session")
+def demo_kv_int8(demo: Located, make_engine: MakeEngine) -> Engine:
+    return make_engine(demo, "bfloat16", kv_cache_dtype="int8", kv_cache_memory="512MiB")
+
+
+@pytest.fixture(scope="session")
 def demo_transformers(demo: Located) -> Any:
     """The demo model in `transformers`, float32."""
     return transformers_model(demo.path)

@@ -8,7 +8,7 @@ LENGTH = 330
 CHUNKS = [1, 16, 17, 64, 255, 256, 257, 512]
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32", "int8", "gguf_packed"])
+@pytest.fixture(scope="module", params=["bfloat16", "float32", "int8", "gguf_packed", "kv_int8"])
 def engine(request):
     return request.getfixturevalue(f"demo_{request.param}")
 

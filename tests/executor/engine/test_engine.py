@@ -41,9 +41,10 @@ def test_facts(engine, tiny_model, make_engine):
     assert facts.fingerprint
     again = make_engine(tiny_model("llama3"), num_kv_blocks=9).facts.fingerprint
     other = [make_engine(tiny_model("llama3", seed=1)), make_engine(tiny_model("llama3"), "bfloat16"),
-             make_engine(tiny_model("llama3"), backend="reference")]  # fmt: skip
+             make_engine(tiny_model("llama3"), backend="reference"),
+             make_engine(tiny_model("llama3"), backend="reference", kv_cache_dtype="int8")]  # fmt: skip
     assert again == facts.fingerprint
-    assert len({facts.fingerprint, *(e.facts.fingerprint for e in other)}) == 4
+    assert len({facts.fingerprint, *(e.facts.fingerprint for e in other)}) == 5
 
 
 def test_the_two_backends_agree(engine, tiny_model, make_engine, drive):

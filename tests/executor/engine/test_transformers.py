@@ -101,8 +101,8 @@ def test_every_architecture(tiny_model, make_engine, load_transformers, drive, n
     assert worst(logits(driver, sequence), theirs) < 1e-3
 
 
-# Logits: what bfloat16 may err by on average, and where a choice is clear; float32's best two are closer at fewer than
-# 4 % of the positions.
+# Logits: what bfloat16 may err by on average, and where a choice is clear; float32's best two are closer at
+# fewer than 4 % of the positions.
 ERROR = 0.0325
 MARGIN = 0.045
 

@@ -102,7 +102,7 @@ def test_blocks_give_the_bits_of_their_operators(backend, heads, kv_heads, size,
         cache = backend.allocate_cache(
             CacheShape(3, place, BLOCK_SIZE, kv_heads, size, BF16, torch.device("cpu"))
         )
-        cache.all.copy_(noise(*cache.all.shape, seed=11))  # of the earlier positions
+        cache.numbers.copy_(noise(*cache.numbers.shape, seed=11))  # of the earlier positions
         step = backend.begin(cache, batch, heads)
         hidden = start.clone()
         if run == "fused":

@@ -45,11 +45,13 @@ def test_int8_costs_the_demo_model_less_than_a_hundredth(demo: Located, tmp_path
     )
     assert done.exit_code == 0, done.output
     result = json.loads(raw.read_bytes())
-    plain, scaled, packed = result["forms"]
+    plain, scaled, packed, kv = result["forms"]
+    assert (kv["quantization"], kv["kv_cache_dtype"]) == ("none", "int8")
     assert result["tokens"] > 1900 and plain["agreement"] == 1.0
     assert plain["perplexity"] < 25 and 0.9 < scaled["agreement"] < 1.0
     assert 0 < abs(scaled["perplexity"] / plain["perplexity"] - 1) < 0.01
     assert 0 < abs(packed["perplexity"] / plain["perplexity"] - 1) < 0.02
+    assert 0 < abs(kv["perplexity"] / plain["perplexity"] - 1) < 0.01
     assert "int8" in done.output and f"{scaled['perplexity']:.3f}" in done.output
 
 

@@ -1,11 +1,13 @@
-// Paged attention of chunks and decodes with bfloat16 keys and values.
+// Paged attention of chunks and decodes with keys and values in bfloat16 or int8.
 //
 // Keys are taken in spans of 64 absolute positions, ascending, with a running maximum (arXiv 1805.02867). What
 // a query gets depends on its own keys alone: rows are computed side by side, never together.
 //
 // Layout: a block has its heads one after the other, of each its keys, then its values. Sixteen positions are a
 // group: of K [size / 2][16][2], of V [16 / 2][size][2], where size is the head size rounded up to 16 lanes. So both
-// products read pairs, and what a sequence reads lies together.
+// products read pairs, and what a sequence reads lies together. In int8 there is a scale for each position and head, of
+// K and of V; a span is made bfloat16 before it is used, which holds an int8 exactly, and the scales come to the scores
+// and to the weights.
 
 #pragma once
 
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "pool.hpp"
+#include "rows.hpp"
 #include "vector.hpp"
 
 namespace pillion {
@@ -26,14 +29,23 @@ constexpr int kManyTiles = 16;  // from there on a piece has all KV heads of its
 constexpr float kHidden = -1e38f;
 
 struct Cache {
-  uint16_t* all;  // [blocks][kv_heads][keys, values][block_size / 16] groups
+  char* all;  // [blocks][kv_heads] parts: keys, values, and of int8 their scales, float [2][block_size]
   int64_t block_size, kv_heads, head_size;
+  int64_t number;  // bytes: 2 of bfloat16, 1 of int8
 
+  bool scaled() const { return number == 1; }
   int64_t padded() const { return (head_size + kLanes - 1) / kLanes * kLanes; }
-  uint16_t* keys(int64_t head, int64_t block, int64_t offset) const {  // the group of this place in the block
-    return all + ((block * kv_heads + head) * 2 * block_size + offset / kTogether * kTogether) * padded();
+  int64_t to_values() const { return block_size * padded() * number; }  // bytes from a group of keys
+  char* part(int64_t head, int64_t block) const {
+    const int64_t bytes = 2 * to_values() + (scaled() ? 2 * block_size * static_cast<int64_t>(sizeof(float)) : 0);
+    return all + (block * kv_heads + head) * bytes;
   }
-  int64_t to_values() const { return block_size * padded(); }  // from a group of keys
+  char* keys(int64_t head, int64_t block, int64_t offset) const {  // the group of this place in the block
+    return part(head, block) + offset / kTogether * kTogether * padded() * number;
+  }
+  float* scales(int64_t head, int64_t block, int64_t offset) const {  // of keys; those of values block_size behind
+    return reinterpret_cast<float*>(part(head, block) + 2 * to_values()) + offset;
+  }
 };
 
 struct Batch {
@@ -43,6 +55,20 @@ struct Batch {
   const int32_t* block_table;  // [sequences][table_width]
   int64_t table_width;
 };
+
+// The numbers as int8, handed to `put` one by one; returns their scale, which is no number where one of them is none.
+template <class X, class Put>
+inline float to_bytes(const X* from, int64_t size, const Put& put) {
+  float top = 0.0f;
+  for (int64_t i = 0; i < size; ++i) {
+    const float absolute = std::fabs(read(from + i));
+    if (!(absolute <= top)) top = absolute;
+    if (absolute != absolute) return absolute;
+  }
+  const float by = top > 1e-30f ? 127.0f / top : 0.0f;
+  for (int64_t i = 0; i < size; ++i) put(i, static_cast<int8_t>(std::nearbyint(read(from + i) * by)));
+  return top * (1.0f / 127.0f);
+}
 
 // Writes the rows' keys and values, `k` float and `v` bfloat16 [T][kv_heads][head_size], row strides in elements.
 inline void write_kv(Pool& pool, const Cache& cache, const Batch& batch, const float* k, int64_t k_row,
@@ -57,17 +83,25 @@ inline void write_kv(Pool& pool, const Cache& cache, const Batch& batch, const f
     for (int64_t row = begin; row < end; ++row, ++position) {
       const int64_t block = batch.block_table[sequence * batch.table_width + position / cache.block_size];
       const int64_t offset = position % cache.block_size;
+      char* part_k = cache.keys(head, block, 0);
       if (offset == 0) {
-        uint16_t* begin_k = cache.keys(head, block, 0);
-        const int64_t bytes = cache.block_size * padded * 2;
-        if (padded != size) memset(begin_k, 0, bytes);
-        memset(begin_k + cache.to_values(), 0, bytes);  // a hidden key weighs 0, and 0 x NaN is NaN
+        if (padded != size) memset(part_k, 0, cache.to_values());
+        memset(part_k + cache.to_values(), 0, cache.to_values());  // a hidden key weighs 0, and 0 x NaN is NaN
+        if (cache.scaled()) memset(cache.scales(head, block, 0), 0, 2 * cache.block_size * sizeof(float));
       }
-      const int64_t lane = offset % kTogether;
-      uint16_t* to_k = cache.keys(head, block, offset) + lane * 2;
-      uint16_t* to_v = to_k + cache.to_values() + (lane / 2 * padded - lane) * 2 + lane % 2;
+      const int64_t lane = offset % kTogether, group = (offset - lane) * padded, column = lane / 2 * padded * 2 + lane % 2;
       const float* from_k = k + row * k_row + head * size;
       const uint16_t* from_v = v + row * v_row + head * size;
+      if (cache.scaled()) {
+        float* scales = cache.scales(head, block, offset);
+        int8_t* to_k = reinterpret_cast<int8_t*>(part_k) + group + lane * 2;
+        int8_t* to_v = reinterpret_cast<int8_t*>(part_k + cache.to_values()) + group + column;
+        scales[0] = to_bytes(from_k, size, [=](int64_t i, int8_t x) { to_k[i / 2 * kTogether * 2 + i % 2] = x; });
+        scales[cache.block_size] = to_bytes(from_v, size, [=](int64_t i, int8_t x) { to_v[i * 2] = x; });
+        continue;
+      }
+      uint16_t* to_k = reinterpret_cast<uint16_t*>(part_k) + group + lane * 2;
+      uint16_t* to_v = reinterpret_cast<uint16_t*>(part_k + cache.to_values()) + group + column;
       int64_t i = 0;
       for (; i + kLanes <= size; i += kLanes) {
         uint32_t pairs[kLanes / 2];
@@ -84,18 +118,44 @@ inline void write_kv(Pool& pool, const Cache& cache, const Batch& batch, const f
 // 64 keys of one KV head and their values, in groups of 16. `count` of them hold any key that is seen; those beyond
 // repeat the last, so that what is read is there: their scores are hidden, and they are not weighed.
 struct Span {
-  const uint16_t *keys[4], *values[4];
+  const char *keys[4], *values[4];
+  const float* scales[4];  // of int8 keys; those of values `to_scales` behind
+  int64_t to_scales, group_bytes;
   int count;
 
   Span(const Cache& cache, const int32_t* blocks, int64_t head, int64_t first, int64_t end)
-      : count(static_cast<int>(std::min<int64_t>(kSpan, end - first) + kTogether - 1) / kTogether) {
+      : to_scales(cache.block_size),
+        group_bytes(kTogether * cache.padded() * cache.number),
+        count(static_cast<int>(std::min<int64_t>(kSpan, end - first) + kTogether - 1) / kTogether) {
     for (int g = 0; g < 4; ++g) {
       const int64_t at = first + std::min(g, count - 1) * kTogether;
-      keys[g] = cache.keys(head, blocks[at / cache.block_size], at % cache.block_size);
+      const int64_t block = blocks[at / cache.block_size], offset = at % cache.block_size;
+      keys[g] = cache.keys(head, block, offset);
       values[g] = keys[g] + cache.to_values();
+      scales[g] = cache.scaled() ? cache.scales(head, block, offset) : nullptr;
     }
   }
+
+  // Makes int8 groups bfloat16 in `room`, 128 numbers for each of the padded head's.
+  void widen(uint16_t* room) {
+    const int64_t numbers = group_bytes;
+    for (int g = 0; g < 4; ++g)
+      for (const char** part : {&keys[g], &values[g]}) {
+        const char* from = *part;
+        *part = reinterpret_cast<const char*>(room);
+        for (int64_t i = 0; i < numbers; i += 2 * kLanes, room += 2 * kLanes) {
+          vbytes first, second;
+          memcpy(&first, from + i, sizeof first);
+          memcpy(&second, from + i + kLanes, sizeof second);
+          store(room, narrow_pairs(to_floats(first), to_floats(second)));
+        }
+      }
+  }
+
+  static vfloat to_floats(vbytes x) { return __builtin_convertvector(__builtin_convertvector(x, vint), vfloat); }
 };
+
+inline const uint16_t* halves(const char* group) { return reinterpret_cast<const uint16_t*>(group); }
 
 // Scores of R rows with a span's keys. `query` bfloat16 [R][2][padded], the number and what is lost of it;
 // `scores` [R][64]. On the way `next` is fetched, if there is one: blocks lie anywhere in memory.
@@ -105,8 +165,8 @@ inline void score(const uint16_t* query, const Span& span, const Span* next, int
   for (int64_t pair = 0; pair < padded / 2; ++pair) {
     vpair keys[4];
     for (int g = 0; g < 4; ++g) {
-      keys[g] = load_pairs(span.keys[g] + pair * kTogether * 2);
-      if (next) __builtin_prefetch(next->keys[g] + pair * kTogether * 2);
+      keys[g] = load_pairs(halves(span.keys[g]) + pair * kTogether * 2);
+      if (next) __builtin_prefetch(next->keys[g] + pair * (next->group_bytes / (padded / 2)));
     }
     for (int r = 0; r < R; ++r) {
       const vpair q = spread_pair(query + 2 * r * padded + pair * 2);
@@ -130,8 +190,8 @@ inline void weigh(const uint16_t* weights, const float* scales, const Span& span
       vpair values[N];
       for (int n = 0; n < N; ++n) {
         const int64_t at = (pair * padded + first + n * kLanes) * 2;
-        values[n] = load_pairs(span.values[g] + at);
-        if (next) __builtin_prefetch(next->values[g] + at);
+        values[n] = load_pairs(halves(span.values[g]) + at);
+        if (next) __builtin_prefetch(next->values[g] + at * next->group_bytes / (kTogether * padded));
       }
       for (int r = 0; r < R; ++r) {
         const vpair w = spread_pair(weights + r * kSpan + g * kTogether + pair * 2);
@@ -154,13 +214,14 @@ inline void weigh_all(const uint16_t* weights, const float* scales, const Span& 
 
 // What one thread needs for a piece; grows to the largest.
 struct Scratch {
-  std::vector<uint16_t> query, weights;
+  std::vector<uint16_t> query, weights, widened;
   std::vector<float> out;
   std::vector<vfloat> total;
   std::vector<float> top;
 
   void grow(size_t rows, size_t padded) {
     if (out.size() < rows * padded) query.resize(2 * rows * padded), out.resize(rows * padded);
+    if (widened.size() < 2 * kSpan * padded) widened.resize(2 * kSpan * padded);
     if (top.size() < rows) top.resize(rows), total.resize(rows), weights.resize(rows * kSpan);
   }
 };
@@ -209,8 +270,9 @@ inline void attend_tile(const Cache& cache, const Tile& tile, int64_t kv_head, i
   const int64_t end = tile.end();
   alignas(64) float scores[kRows * kSpan];
   for (int64_t at = tile.begin(window); at < end; at += kSpan) {
-    const Span span = tile.span(cache, kv_head, at);
+    Span span = tile.span(cache, kv_head, at);
     const Span next = at + kSpan < end ? tile.span(cache, kv_head, at + kSpan) : then ? *then : span;
+    if (cache.scaled()) span.widen(scratch.widened.data());
     for (int64_t first = 0; first < rows; first += kRows) {
       const int many = static_cast<int>(std::min<int64_t>(kRows, rows - first));
       with_rows(many, [&](auto constant) {
@@ -221,6 +283,8 @@ inline void attend_tile(const Cache& cache, const Tile& tile, int64_t kv_head, i
           const int64_t last = tile.position + (first + r) / share;  // the last key that the row sees
           const int64_t from = last - window + 1;
           float* s = scores + r * kSpan;
+          if (cache.scaled())
+            for (int g = 0; g < 4; ++g) store(s + g * kLanes, load(s + g * kLanes) * load(span.scales[g]));
           if (last < at + kSpan - 1 || from > at) {
             const float upper = static_cast<float>(std::min<int64_t>(last - at, kSpan));
             const float lower = static_cast<float>(std::clamp<int64_t>(from - at, -1, kSpan));
@@ -241,10 +305,14 @@ inline void attend_tile(const Cache& cache, const Tile& tile, int64_t kv_head, i
           const vfloat top = spread(scratch.top[first + r] * -to_exp2), by = spread(to_exp2);
           vfloat total = scratch.total[first + r] * drop[r];
           for (int g = 0; g < 4; g += 2) {
-            const vpair weight = narrow_pairs(exp2_weight(fma(load(s + g * kLanes), by, top)),
-                                              exp2_weight(fma(load(s + (g + 1) * kLanes), by, top)));
-            total = dot(total, weight, ones);
-            store(scratch.weights.data() + (first + r) * kSpan + g * kLanes, weight);
+            vfloat left = exp2_weight(fma(load(s + g * kLanes), by, top));
+            vfloat right = exp2_weight(fma(load(s + (g + 1) * kLanes), by, top));
+            total = dot(total, narrow_pairs(left, right), ones);
+            if (cache.scaled()) {
+              left *= load(span.scales[g] + span.to_scales);
+              right *= load(span.scales[g + 1] + span.to_scales);
+            }
+            store(scratch.weights.data() + (first + r) * kSpan + g * kLanes, narrow_pairs(left, right));
           }
           scratch.total[first + r] = total;
         }

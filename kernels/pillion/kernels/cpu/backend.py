@@ -52,6 +52,7 @@ class CpuBackend:
         row_invariant=True,
         any_rows=True,
         quantizations=("none", "int8", "gguf"),
+        kv_int8=True,
     )
 
     def __init__(self, quantization: str = "none", *, march: str = "native") -> None:

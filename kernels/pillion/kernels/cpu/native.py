@@ -34,6 +34,7 @@ class Cache(ctypes.Structure):
         ("block_size", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
         ("head_size", ctypes.c_int64),
+        ("number", ctypes.c_int64),
     ]
 
 

@@ -14,13 +14,17 @@ from pillion.kernels.interface import AttentionBatch, Block, CacheShape, Capabil
 
 
 class ReferenceCache:
-    """K and V as the words say: [L, num_blocks, block_size, kv_heads, head_size]."""
+    """K and V as the words say: [L, num_blocks, block_size, kv_heads, head_size].
+
+    What would be int8 is float32: the number times its scale.
+    """
 
     def __init__(self, shape: CacheShape) -> None:
         self.shape = shape
         size = (shape.layers, shape.num_blocks, shape.block_size, shape.kv_heads, shape.head_size)
-        self.k = torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        self.v = torch.zeros(size, dtype=shape.dtype, device=shape.device)
+        dtype = torch.float32 if shape.int8 else shape.dtype
+        self.k = torch.zeros(size, dtype=dtype, device=shape.device)
+        self.v = torch.zeros(size, dtype=dtype, device=shape.device)
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         return self.k[layer].flatten(0, 1)[slots], self.v[layer].flatten(0, 1)[slots]
@@ -73,6 +77,7 @@ class ReferenceBackend:
         tile=1,
         row_invariant=True,
         any_rows=True,
+        kv_int8=True,
     )
 
     def __init__(self, quantization: str = "none") -> None:
@@ -117,8 +122,8 @@ class ReferenceBackend:
         self, step: ReferenceStep, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None = None
     ) -> Tensor:
         cache, batch, shape = step.cache, step.batch, step.cache.shape
-        cache.k[layer].flatten(0, 1)[batch.slot_mapping] = k.to(shape.dtype)
-        cache.v[layer].flatten(0, 1)[batch.slot_mapping] = v.to(shape.dtype)
+        cache.k[layer].flatten(0, 1)[batch.slot_mapping] = _held(k, shape)
+        cache.v[layer].flatten(0, 1)[batch.slot_mapping] = _held(v, shape)
         heads = q.shape[1]
         out = torch.zeros(len(q), heads * shape.head_size, dtype=shape.dtype, device=q.device)
         row = 0
@@ -142,3 +147,11 @@ class ReferenceBackend:
 
     def draw(self, logits: Tensor, wishes: NDArray[np.void]) -> NDArray[np.int64]:
         return filters.draws(logits, wishes)
+
+
+def _held(x: Tensor, shape: CacheShape) -> Tensor:
+    """Keys or values [T, kv_heads, head_size] as the cache holds them."""
+    if not shape.int8:
+        return x.to(shape.dtype)
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return torch.round(x.float() / scale.clamp(min=1e-30)) * scale

@@ -47,8 +47,9 @@ def measure(config: Config, rows: Sequence[int], contexts: Sequence[int], second
     )
     threads = config.executor.threads or len(os.sched_getaffinity(0))
     quantization = config.model.quantization
-    backend, reason = operators.backend(config.executor.backend, threads, quantization)
-    bench = operators.Bench(backend, sizes, contexts, quantization)
+    kv_int8 = config.executor.kv_cache_dtype == "int8"
+    backend, reason = operators.backend(config.executor.backend, threads, quantization, kv_int8)
+    bench = operators.Bench(backend, sizes, contexts, quantization, kv_int8=kv_int8)
     before = ceilings_of(threads)
     timings = []
     for timing in operators.timings(bench, rows, seconds):
@@ -62,6 +63,7 @@ def measure(config: Config, rows: Sequence[int], contexts: Sequence[int], second
         "build": backend.build,
         "reason": reason,
         "quantization": quantization,
+        "kv_cache_dtype": config.executor.kv_cache_dtype,
         "threads": threads,
         "ceilings": [before, after],
         "operators": [against(timing, best(before, after)) for timing in timings],

@@ -19,26 +19,36 @@ TEXT = Path(__file__).parent / "public_domain.txt"
 WINDOW = 512  # tokens that are judged as one sequence
 
 
+FORMS = (("none", "auto"), ("int8", "auto"), ("gguf", "auto"), ("none", "int8"))
+"""Of weights and of KV."""
+
+
 def run(config: Config, text: Path, output: Path | None) -> None:
-    """Compares int8 and 4 bit with weights as they are. Raises ModelFileError, ConfigError, OSError."""
+    """Compares weights in int8 and 4 bit, and KV in int8, with both as they are.
+
+    Raises ModelFileError, ConfigError, OSError.
+    """
     result = measure(config, text)
     if output:
         output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     told(result)
 
 
-def measure(config: Config, text: Path, forms: Sequence[str] = ("none", "int8", "gguf")) -> dict[str, Any]:
+def measure(config: Config, text: Path, forms: Sequence[tuple[str, str]] = FORMS) -> dict[str, Any]:
     """The raw result: perplexities, and how often the likeliest token is that of the first form."""
     located = locate(config.model.model, config.model.revision, config.cache_path)
     tokens = load_tokenizer(located).encode(text.read_text())
     found: list[dict[str, Any]] = []
     first: list[int] = []
-    for form in forms:
-        model = msgspec.structs.replace(config.model, quantization=form)
-        perplexity, likeliest = judge(msgspec.structs.replace(config, model=model), tokens)
+    for weights, kv in forms:
+        model = msgspec.structs.replace(config.model, quantization=weights)
+        executor = msgspec.structs.replace(config.executor, kv_cache_dtype=kv)
+        asked = msgspec.structs.replace(config, model=model, executor=executor)
+        perplexity, likeliest = judge(asked, tokens)
         first = first or likeliest
         same = sum(ours == theirs for ours, theirs in zip(likeliest, first, strict=True))
-        found.append({"quantization": form, "perplexity": perplexity, "agreement": same / len(first)})
+        form = {"quantization": weights, "kv_cache_dtype": kv}
+        found.append(form | {"perplexity": perplexity, "agreement": same / len(first)})
     return {"model": config.model.model, "text": text.name, "tokens": len(tokens), "forms": found}
 
 
@@ -59,13 +69,13 @@ def told(result: dict[str, Any]) -> None:
     console = Console()
     console.print(f"{result['model']}: {result['tokens']} tokens of {result['text']}", highlight=False)
     table = Table(
-        "weights", *(Column(name, justify="right") for name in ("perplexity", "more", "same token"))
+        "weights", "KV", *(Column(name, justify="right") for name in ("perplexity", "more", "same token"))
     )
     base = result["forms"][0]["perplexity"]
     for form in result["forms"]:
         more = 100 * (form["perplexity"] / base - 1)
         table.add_row(
-            form["quantization"],
+            form["quantization"], form["kv_cache_dtype"],
             f"{form['perplexity']:.3f}", f"{more:+.2f} %", f"{100 * form['agreement']:.1f} %",
         )  # fmt: skip
     console.print(table)

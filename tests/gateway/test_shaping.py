@@ -88,6 +88,7 @@ def test_reasoning_is_read_whatever_is_asked_for() -> None:
     [
         ({}, None, "tools"),
         (REGEX, "hermes", "guided_regex"),
+        (REGEX | {"tool_choice": "required"}, "hermes", "guided_regex"),
         ({"tool_choice": "required", "tools": [TOOLS[0] | {"function": FUNCTION | {"parameters": {"enum": ["x" * 140_000]}}}]},
          "hermes", "tools"),
     ],
@@ -96,4 +97,4 @@ def test_what_does_not_go_together(more: dict[str, Any], form: Any, param: str) 
     with pytest.raises(ApiError) as refusal:
         of(more, form)
     assert (refusal.value.status, refusal.value.param) == (400, param)
-    assert of(REGEX | {"tool_choice": "required"}).output.calls is not None
+    assert of(REGEX | {"tool_choice": "none"}).output.calls is None

@@ -25,6 +25,12 @@ def shaped(
             "tools: how this model writes calls is not known; start with --tool-call-parser.",
             "unsupported_parameter",
         )
+    if asked.shape is not None and asked.shape.constraint.kind != "json":
+        raise bad(
+            asked.shape.param,
+            f"{asked.shape.param} leaves no room for tools; use a JSON schema, or tool_choice none.",
+            "invalid_value",
+        )
     tools, forced = asked.tools, asked.tools.required
     names = tuple(tool["function"]["name"] for tool in tools.definitions)
     calls = Calls(
@@ -34,17 +40,9 @@ def shaped(
         certain=forced,
     )
     asked = replace(asked, output=replace(asked.output, calls=calls))
-    if forced:
-        return replace(asked, shape=_shape(tools, calls, controls))
-    if asked.shape is None:
+    if not forced and asked.shape is None:
         return asked
-    if asked.shape.constraint.kind != "json":
-        raise bad(
-            asked.shape.param,
-            f"{asked.shape.param} leaves no room for tools; use a JSON schema, or tool_choice none.",
-            "invalid_value",
-        )
-    return replace(asked, shape=_shape(tools, calls, controls, asked.shape))
+    return replace(asked, shape=_shape(tools, calls, controls, None if forced else asked.shape))
 
 
 def _shape(tools: Tools, calls: Calls, controls: Controls, content: Shape | None = None) -> Shape:

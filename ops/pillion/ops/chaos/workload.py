@@ -70,11 +70,11 @@ def _request(dice: random.Random, index: int, sizes: Sizes) -> tuple[str, dict[s
         body["stop"] = dice.sample(_STOPS, 2)
     if dice.random() < 0.2:
         body["frequency_penalty"] = 0.5
-    if dice.random() < 0.2:
+    if index % 3 == 0 and dice.random() < 0.3:
+        body |= _CALLS
+    elif dice.random() < 0.2:
         body |= dice.choice(_SHAPES)
     if index % 3 == 0:
-        if dice.random() < 0.3:
-            body |= _CALLS
         words = " ".join(dice.choices(_WORDS, k=dice.randint(4, 30)))
         return "/v1/chat/completions", body | {"messages": [{"role": "user", "content": words}]}
     length = dice.randint(8, max(sizes.longest // 6, 9))

@@ -108,8 +108,8 @@ def test_what_ends_by_itself_fits(
 
 
 def test_nothing_around_a_sequence_changes_it(demo_bfloat16: Engine, drive: Any, prompt: list[int]) -> None:
-    """Alone, in a batch with free rows, taken away and again in the middle, several tokens a plan: the same. The
-    free rows have those that they have by themselves."""
+    """Alone, in a batch with free rows, taken away and again in the middle, several tokens a plan: the same.
+    The free rows have those that they have by themselves."""
     sampling = {"temperature": 1.0, "seed": 5, "constraint": CONSTRAINTS["json"], "frequency_penalty": 0.4}
     free = [{"temperature": 1.0, "seed": seed} for seed in (1, 2)]
     expected = []

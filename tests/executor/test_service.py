@@ -53,6 +53,7 @@ def engine(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     loaded = loading.load(settings(tiny_model("smollm2"), tmp_path_factory.mktemp("x")), lines.append)
     torch.set_num_threads(threads)
     assert len(lines) == 3
+    assert loaded.engine.grammars.pid is not None, "the first constrained sequence has nothing to wait for"
     return loaded.engine
 
 

@@ -37,6 +37,7 @@ def load(config: Config, say: Say) -> Loaded:
     say(f"reading {spec.architecture}, {counted(spec.num_layers, 'layer')}, from {located.path}")
     with open_weights(located, spec) as weights:
         engine = Engine(config, spec, weights, located)
+    engine.grammars.start()
     say(f"loaded in {time.monotonic() - begin:.1f} s")
     return Loaded(engine, tuple(describe(engine, threads)))
 

@@ -100,6 +100,11 @@ class Grammars:
         self._asked: list[int] = []
         self._child: _Child | None = None
 
+    def start(self) -> None:
+        """Starts the process before it is needed, so that nobody waits for it. Does not block."""
+        if self._child is None:
+            self._start()
+
     def check(self, constraint: Constraint) -> str:
         """Why it cannot be compiled; "" where it can. Blocks. Raises GrammarsGone."""
         suspect = False

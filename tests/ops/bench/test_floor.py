@@ -50,6 +50,7 @@ def test_the_floor_is_the_sum_over_steps_but_for_the_bucket_of_the_balance() -> 
 def test_no_steps_have_no_floor() -> None:
     assert floor({"work": {}, "step_s": 0.0}, CEILINGS, 1.0, 5.0, int8=False) == {
         "seconds": 0, "reached": 0, "reached_in_steps": None, "tokens_per_s": None,
+        "gflop_per_s": CEILINGS.flops_per_s / 1e9, "gb_per_s": CEILINGS.bytes_per_s / 1e9,
     }  # fmt: skip
 
 

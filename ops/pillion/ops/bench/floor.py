@@ -79,4 +79,6 @@ def floor(
         "reached": least / seconds,
         "reached_in_steps": least / account["step_s"] if account["step_s"] else None,
         "tokens_per_s": rate * seconds / least if rate and least else None,
+        "gflop_per_s": (ceilings.int8_flops_per_s if int8 else ceilings.flops_per_s) / 1e9,
+        "gb_per_s": ceilings.bytes_per_s / 1e9,
     }

@@ -22,7 +22,7 @@ import uvloop
 
 from pillion.config import Config
 from pillion.ops.bench.cases import CASES, Failed, Result
-from pillion.ops.bench.ceilings import best, ceilings_of
+from pillion.ops.bench.ceilings import Ceilings, best, ceilings_of
 from pillion.ops.bench.client import session
 from pillion.ops.bench.floor import floor
 from pillion.ops.bench.inside import Inside, find
@@ -95,7 +95,8 @@ async def measure(config: Config, options: Options) -> dict[str, Any]:
         theirs = max(subject.inside.threads for subject in subjects)
         threads = options.threads or theirs or len(os.sched_getaffinity(0))
         with_floor = any(subject.inside.metrics for subject in subjects)
-        ceilings = [await asyncio.to_thread(ceilings_of, threads)] if with_floor else []
+        ceilings = [await asyncio.to_thread(ceilings_of, threads, SECONDS)] if with_floor else []
+        around: dict[int, Ceilings] = {}  # by the result's identity
         for repeat in range(options.repeats):
             for name in options.cases:
                 for subject in subjects:
@@ -105,14 +106,17 @@ async def measure(config: Config, options: Options) -> dict[str, Any]:
                     )
                     subject.results[name].append(result)
                     click.echo(f"{subject.server.url} {headline(name, result)}", err=True)
-        ceilings += [await asyncio.to_thread(ceilings_of, threads)] if with_floor else []
+                if with_floor:
+                    # The machine drifts: what holds for a case is what was there just before and after it.
+                    ceilings.append(await asyncio.to_thread(ceilings_of, threads, SECONDS))
+                    around |= {id(each.results[name][-1]): best(*ceilings[-2:]) for each in subjects}
     for subject in subjects:
         for name, results in subject.results.items():
             for result in results:
                 if "executor" in result:
                     rate = result.get(RATES.get(name, ""))
                     result["floor"] = floor(
-                        *(result["executor"], best(*ceilings), result["wall_s"], rate),
+                        *(result["executor"], around[id(result)], result["wall_s"], rate),
                         int8=subject.inside.quantization in ("int8", "gguf"),
                     )
     return {
@@ -122,6 +126,9 @@ async def measure(config: Config, options: Options) -> dict[str, Any]:
         "servers": [subject.raw() for subject in subjects],
     }
 
+
+SECONDS = 0.7
+"""Of the measurement of each ceiling."""
 
 RATES: dict[str, str] = {"A": "decode_tokens_per_s"} | dict.fromkeys("BCE", "total_tokens_per_s")
 """The figure of a case that the floor bounds."""

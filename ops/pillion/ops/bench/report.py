@@ -44,6 +44,8 @@ ROWS: dict[str, tuple[tuple[str, str], ...]] = {
 """What is shown of a case: its name and where it is in the case's result."""
 INSIDE = (
     ("tokens/s at the floor", "floor.tokens_per_s"),
+    ("ceiling, GFLOP/s", "floor.gflop_per_s"),
+    ("ceiling, GB/s", "floor.gb_per_s"),
     ("floor over time", "floor.reached"),
     ("floor over time in steps", "floor.reached_in_steps"),
     ("time in steps, share", "executor.step_share"),
@@ -86,7 +88,9 @@ def ceilings_told(console: Console, result: Mapping[str, Any]) -> None:
     ]
     if each:
         with_threads = counted(result["threads"], "thread")
-        line = f"ceilings with {with_threads}: {', then '.join(each)}; the floor is at the higher"
+        line = (
+            f"ceilings with {with_threads}: {', then '.join(each)}; a floor is at the higher beside it"
+        )
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -88,9 +88,7 @@ def ceilings_told(console: Console, result: Mapping[str, Any]) -> None:
     ]
     if each:
         with_threads = counted(result["threads"], "thread")
-        line = (
-            f"ceilings with {with_threads}: {', then '.join(each)}; a floor is at the higher beside it"
-        )
+        line = f"ceilings with {with_threads}: {', then '.join(each)}; a floor is at the higher beside it"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

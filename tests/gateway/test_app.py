@@ -27,7 +27,7 @@ async def test_slashes_do_not_matter(start: Any, path: str) -> None:
 async def test_what_is_not_there(start: Any) -> None:
     stack = await start()
     for method, path, status, code in (
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/page", 404, "not_found"),
         ("GET", "/v2/x", 404, "not_found"),
         ("POST", "/v1/embeddings", 404, "not_found"),
         ("POST", "/v1/responses", 404, "not_found"),

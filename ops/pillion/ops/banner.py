@@ -33,6 +33,8 @@ async def lines(config: Config, context: int, seconds: float) -> list[str]:
         *([f"  replicas  {config.stack.replicas}, each as above"] if config.stack.replicas > 1 else []),
     ]
     told.append(f"  at        {url(config)}/v1")
+    if config.gateway.page:
+        told.append(f"  chat      {url(config)}/ in a browser")
     if unsafe := warning(config):
         told.append(f"  warning   {unsafe}")
     return [*told, "", *_curl(config, model), ""]

@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from pillion import clock, ids
-from pillion.gateway import openapi
+from pillion.gateway import openapi, page
 from pillion.gateway.absent import why
 from pillion.gateway.admin import Admin
 from pillion.gateway.cancelling import cancel
@@ -65,6 +65,8 @@ class App:
             "/v1/models/": {"GET": self._model},
             "/v1/streams/": {"GET": self._resume, "DELETE": self._cancel},
         }
+        if state.config.gateway.page:
+            self._routes |= {path: {"GET": handler} for path, handler in page.routes()}
         if state.admins.needed:
             admin = Admin(state, self._raw)
             self._routes |= admin.routes

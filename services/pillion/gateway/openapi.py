@@ -15,6 +15,7 @@ from pillion.gateway.fields import (
     Field,
 )
 from pillion.gateway.meanings import MEANINGS, ROUTES
+from pillion.gateway.page import FILES
 from pillion.version import VERSION
 
 BODIES: Mapping[str, Mapping[str, Field]] = {
@@ -26,7 +27,7 @@ BODIES: Mapping[str, Mapping[str, Field]] = {
 }
 """Which routes take a body, and of which fields, with POST or PUT."""
 
-OPEN = ("/health", "/health/ready", "/health/live", "/version", "/metrics", "/openapi.json")
+OPEN = ("/health", "/health/ready", "/health/live", "/version", "/metrics", "/openapi.json", *FILES)
 """Routes that need no key."""
 
 _ERROR = {
@@ -144,6 +145,8 @@ def _responses(path: str) -> dict[str, Any]:
         content = json | {"text/event-stream": {"schema": {"type": "string"}}}
     elif path == "/metrics":
         content = {"text/plain": {"schema": {"type": "string"}}}
+    elif path in FILES:
+        content = {FILES[path][1]: {"schema": {"type": "string"}}}
     error = {"$ref": "#/components/schemas/Error"}
     if path.startswith("/health"):
         return {code: {"description": text, "content": json} for code, text in _HEALTH.items()}

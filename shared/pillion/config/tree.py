@@ -128,6 +128,9 @@ class Gateway(Section, frozen=True):
         float, Meta(description="seconds that a connection may stay open without a request", gt=0)
     ] = 75.0
     max_body_bytes: Annotated[Positive, Meta(description="largest request body, bytes")] = 8 << 20
+    page: Annotated[
+        bool, Meta(description="a page to chat with, at `/`; it needs no key, its requests do")
+    ] = True
     unknown_fields: Annotated[
         str,
         Meta(

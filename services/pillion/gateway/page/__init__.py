@@ -1,0 +1,59 @@
+"""The chat page at `/`: the files beside this module, as they are. They hold no secret, so they need no key.
+
+The page talks to this gateway only, keeps the key in the tab's session storage, and shows what a model wrote
+as text; the policy makes the browser hold it to that.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from hashlib import sha256
+from importlib.resources import files
+
+from aiohttp import web
+
+FILES: Mapping[str, tuple[str, str]] = {
+    "/": ("index.html", "text/html"),
+    "/chat.css": ("chat.css", "text/css"),
+    "/chat.js": ("chat.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""Which file each path has, and its media type."""
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect")),
+        *(f"{kind} 'none'" for kind in ("base-uri", "form-action", "frame-ancestors", "trusted-types")),
+        "require-trusted-types-for 'script'",
+    )
+)
+HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-cache",  # kept, but asked for again each time: a new release shows at once
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def routes() -> Iterator[tuple[str, Callable[[web.Request], Awaitable[web.Response]]]]:
+    """Each path and what answers a GET of it."""
+    folder = files(__name__)
+    for path, (name, kind) in FILES.items():
+        yield path, _served(folder.joinpath(name).read_bytes(), kind)
+
+
+def _served(content: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+    tag = sha256(content).hexdigest()[:32]
+
+    async def answer(http: web.Request) -> web.Response:
+        known = any(each.value in (tag, "*") for each in http.if_none_match or ())
+        response = (
+            web.Response(status=304, headers=HEADERS)
+            if known
+            else web.Response(body=content, content_type=kind, charset="utf-8", headers=HEADERS)
+        )
+        response.etag = tag
+        return response
+
+    return answer

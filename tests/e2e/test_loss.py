@@ -66,7 +66,9 @@ async def both_ready(connection: Connection) -> bool:
 
 @pytest.mark.timeout(170)
 async def test_flushall_in_mid_stream_and_two_dead_schedulers_cost_no_token(start_stack: StartStack) -> None:
-    stack = start_stack("--replicas", "2", "--num-kv-blocks", "800", "--lease-seconds", "1")
+    # One step a plan: else a replica with few streams is through before the other has begun.
+    one_step = ("--multi-step-seconds", "0")
+    stack = start_stack("--replicas", "2", "--num-kv-blocks", "800", "--lease-seconds", "1", *one_step)
     url = await asyncio.to_thread(lambda: stack.url)
     connection = Connection(redis_url(socket_folder(stack.state / "default") / "valkey.sock"), "test")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

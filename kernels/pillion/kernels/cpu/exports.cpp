@@ -53,9 +53,10 @@ void pillion_gate_up(Pool* pool, const Packed* weight, const uint16_t* x, int64_
   linear_gate(*pool, *weight, x, rows, out);
 }
 
-// Of a weight in int8 or 4 bit.
-void pillion_scaled_logits(Pool* pool, const Packed* weight, const float* x, int64_t rows, float* out) {
-  linear(*pool, *weight, x, rows, Widen{out, weight->outputs});
+// Of a weight in int8 or 4 bit. `parts`: of the activations, 1 or 2.
+void pillion_scaled_logits(Pool* pool, const Packed* weight, const float* x, int64_t rows, float* out, int parts) {
+  parts == 2 ? scaled_logits(*pool, *weight, x, rows, out)
+             : linear(*pool, *weight, x, rows, Widen{out, weight->outputs});
 }
 
 void pillion_logits(Pool* pool, const uint16_t* weight, int64_t outputs, int64_t inputs, const float* x, int64_t rows,

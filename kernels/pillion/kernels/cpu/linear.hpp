@@ -57,9 +57,9 @@ struct Write {
   }
 };
 
-// hidden float [rows][outputs] += what would be written, rounded as that is.
-struct Add {
-  float* hidden;
+// out float [rows][outputs] += the sums.
+struct Accumulate {
+  float* out;
   int64_t outputs;
 
   void operator()(int64_t row, int64_t panel, vfloat left, vfloat right) const {
@@ -68,10 +68,19 @@ struct Add {
   }
 
   void one(int64_t row, int64_t first, vfloat value) const {
-    float* to = hidden + row * outputs + first;
-    const vfloat rounded = widen(narrow(value));
-    if (first + kLanes <= outputs) return store(to, load(to) + rounded);
-    for (int64_t i = 0; first + i < outputs; ++i) to[i] += rounded[i];
+    float* to = out + row * outputs + first;
+    if (first + kLanes <= outputs) return store(to, load(to) + value);
+    for (int64_t i = 0; first + i < outputs; ++i) to[i] += value[i];
+  }
+};
+
+// hidden float [rows][outputs] += what would be written, rounded as that is.
+struct Add {
+  float* hidden;
+  int64_t outputs;
+
+  void operator()(int64_t row, int64_t panel, vfloat left, vfloat right) const {
+    Accumulate{hidden, outputs}(row, panel, widen(narrow(left)), widen(narrow(right)));
   }
 };
 
@@ -99,6 +108,17 @@ struct Widen {
   void one(int64_t row, int64_t first, vfloat value) const {
     const int64_t many = std::clamp<int64_t>(outputs - first, 0, kLanes);
     memcpy(out + row * outputs + first, &value, many * 4);
+  }
+};
+
+// The same of rows that come in pairs, which are two parts of one: out [rows / 2][outputs]. The first comes first.
+struct WidenPairs {
+  float* out;
+  int64_t outputs;
+
+  void operator()(int64_t row, int64_t panel, vfloat left, vfloat right) const {
+    if (row % 2 == 0) return Widen{out, outputs}(row / 2, panel, left, right);
+    Accumulate{out, outputs}(row / 2, panel, left, right);
   }
 };
 
@@ -342,6 +362,27 @@ inline void linear(Pool& pool, const Packed& w, const X* x, int64_t rows, const 
   if (w.form == Packed::kNibbles)
     return multiply(pool, w, Nibbles{quantize_rows(pool, x, rows, w.inputs)}, rows, use);
   if constexpr (std::is_same_v<X, uint16_t>) multiply(pool, w, Halves{x}, rows, use);
+}
+
+// Float logits of a weight in int8 or 4 bit, of activations in two parts: as int8, and what that lost of them.
+inline void scaled_logits(Pool& pool, const Packed& w, const float* x, int64_t rows, float* out) {
+  static thread_local std::vector<float> parts;
+  parts.resize(static_cast<size_t>(2 * rows * w.inputs));
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = x + row * w.inputs;
+    float *to = parts.data() + 2 * row * w.inputs, *rest = to + w.inputs;
+    for (int64_t first = 0; first < w.inputs; first += kGroup) {
+      const int64_t many = std::min<int64_t>(kGroup, w.inputs - first);
+      int8_t bytes[kQuads * kRows * 4];
+      int32_t total;
+      const float scale = quantize(from + first, many, bytes, &total);
+      for (int64_t i = 0; i < many; ++i) {
+        to[first + i] = from[first + i];
+        rest[first + i] = from[first + i] - static_cast<float>(bytes[i / 4 * kRows * 4 + i % 4]) * scale;
+      }
+    }
+  }
+  linear(pool, w, parts.data(), 2 * rows, WidenPairs{out, w.outputs});
 }
 
 inline void linear_write(Pool& pool, const Packed& w, const uint16_t* x, int64_t rows, uint16_t* out) {

@@ -105,19 +105,22 @@ class GateUp:
 
 
 class ScaledHead:
-    """Float32 logits of an int8 weight."""
+    """Float32 logits of an int8 weight, with activations as int8 or as that and what it lost of them."""
 
-    def __init__(self, library: ctypes.CDLL, pool: Pool, weight: Tensor) -> None:
+    def __init__(self, library: ctypes.CDLL, pool: Pool, weight: Tensor, parts: int) -> None:
         self.out_features, self.in_features = weight.shape
         self._panels = Panels(library, [weight], [None], scaled=True)
         self.weight_bytes = self._panels.bytes
         self._pool = pool
         self._call = library.pillion_scaled_logits
+        self._parts = parts
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         out = x.new_empty(len(x), self.out_features)
-        self._call(self._pool.pointer, self._panels.pointer, x.data_ptr(), len(x), out.data_ptr())
+        self._call(
+            self._pool.pointer, self._panels.pointer, x.data_ptr(), len(x), out.data_ptr(), self._parts
+        )
         return out
 
 

@@ -102,7 +102,7 @@ _SIGNATURES = {
     "pillion_pool_free": (None, (_POINTER,)),
     "pillion_pack": (None, (_POINTER, _LONG, _LONG, _LONG, _POINTER, _POINTER)),
     "pillion_pack_nibbles": (None, (*(_POINTER,) * 3, *(_LONG,) * 3, *(_POINTER,) * 3)),
-    "pillion_scaled_logits": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
+    "pillion_scaled_logits": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER, _INT)),
     "pillion_linear": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "pillion_gate_up": (None, (_POINTER, _POINTER, _POINTER, _LONG, _POINTER)),
     "pillion_logits": (None, (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _LONG, _POINTER)),

@@ -19,6 +19,7 @@ from pillion.ops.child import die_with_parent
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 START_SECONDS = 60.0
 WAIT_SECONDS = 90.0
+END_SECONDS = 10.0
 LOOK = 0.02  # seconds between two looks
 _FLAGS = (
     *("--headless=new", "--disable-gpu", "--remote-debugging-port=0", "--no-first-run", "--disable-sync"),
@@ -171,7 +172,11 @@ async def tab() -> AsyncIterator[Tab]:
         finally:
             with suppress(ProcessLookupError):
                 process.terminate()
-            await process.wait()
+            try:
+                await asyncio.wait_for(process.wait(), END_SECONDS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 async def _port(file: Path, process: asyncio.subprocess.Process) -> int:

@@ -62,8 +62,8 @@ class Check:
 
     async def ask(self) -> None:
         """An answer streams into the page, with its figures; Shift+Enter breaks the line only."""
-        await self.page.value("document.forms.settings.max_tokens.value = 160")
-        await self.page.value("document.forms.settings.temperature.value = 0")
+        await self._set("max_tokens", "160")
+        await self._set("temperature", "0")
         await self.page.type("Show me how to read a file in Python.")
         await self.page.press("Enter", modifiers=8)
         _expect(await self.page.value("!running && at('question').value.endsWith('\\n')"), "a line break")
@@ -76,12 +76,13 @@ class Check:
         found = _FIGURES.match(told)
         _expect(found is not None and int(found[1]) > 3, f"the figures are {told!r}")
         _expect(await self.page.value("messages.length") == 2, "the chat has the question and its answer")
-        await self.page.value("document.forms.settings.temperature.value = ''")
+        await self._set("temperature", "")
 
     async def stop(self, how: Callable[[], Any]) -> None:
         """A stopped answer ends at once, here and at the server, and the chat goes on."""
         before = await self._ends()
-        await self.page.value("document.forms.settings.max_tokens.value = ''")
+        await self._set("max_tokens", "")
+        await self._set("min_tokens", "400")  # the answer does not end before it is stopped
         await self.page.type("Count from one to five hundred in words.")
         await self.page.press("Enter")
         await self.page.until(f"{_LAST}.innerText.length > 40", "text to stop")
@@ -99,7 +100,8 @@ class Check:
 
     async def outlive(self, pid: int) -> None:
         """The gateway dies while it answers; its answer goes on where it was."""
-        await self.page.value("document.forms.settings.max_tokens.value = 400")
+        await self._set("max_tokens", "400")
+        await self._set("min_tokens", "400")
         await self.page.type("Tell me everything about rivers.")
         await self.page.press("Enter")
         size = await self.page.until(f"{_LAST}.innerText.length > 40 && {_LAST}.innerText.length", "text")
@@ -125,9 +127,11 @@ class Check:
         await self.page.call("Fetch.enable", patterns=[{"urlPattern": "*/v1/chat/completions"}])
         await self.page.type("Show me HTML.")
         await self.page.press("Enter")
+        await asyncio.wait({paused}, timeout=30)
+        _expect(paused.done(), "the page asks nothing")
         await self.page.call(
             "Fetch.fulfillRequest",
-            requestId=(await paused)["requestId"],
+            requestId=paused.result()["requestId"],
             responseCode=200,
             responseHeaders=[{"name": "Content-Type", "value": "text/event-stream"}],
             body=base64.b64encode(body.encode()).decode(),
@@ -141,14 +145,18 @@ class Check:
         wanted = [["DIV", _THOUGHT], ["P", _SAID.partition("\n")[0]], ["PRE", code], ["P", "**end**"]]
         _expect(seen == wanted, f"it shows {seen}")
         _expect(await self.page.value(f"!{_LAST}.querySelector('details').open"), "the reasoning is folded")
-        await self.page.click(".answer:last-child .foot button")
-        await self.page.until("at('status').innerText == 'Copied.'", "word of the copy", 10)
+        without = "Object.defineProperty(navigator, 'clipboard', {value: undefined})"  # as without TLS
+        for first in ("1", without):
+            await self.page.value(f"{first}, tell('')")
+            await self.page.click(".answer:last-child .foot button")
+            await self.page.until("at('status').innerText == 'Copied.'", "word of the copy", 10)
+        _expect("**end**" in await self.page.value("getSelection().toString()"), "what is copied is selected")
         await self.page.click("#question")
 
     async def refuse(self) -> None:
         """An error is shown in words, and the question stays."""
         before = await self.page.value("messages.length")
-        await self.page.value("document.forms.settings.max_tokens.value = 99999999")
+        await self._set("max_tokens", "99999999")
         await self.page.type("Too much.")
         await self.page.press("Enter")
         words = await self.page.until("document.querySelector('[role=alert]')?.innerText", "an error", 20)
@@ -157,7 +165,7 @@ class Check:
         _expect(await self.page.value("messages.length") == before, "the chat is as it was")
         told = self.page.complaints.pop() if self.page.complaints else ""
         _expect("400" in told, "the browser's word of the 400")
-        await self.page.value("document.forms.settings.max_tokens.value = at('question').value = ''")
+        await self.page.value("at('question').value = ''")
 
     async def look(self) -> None:
         """Pictures of all sizes and colours; nothing sticks out, and the colours follow."""
@@ -183,6 +191,12 @@ class Check:
         await self.page.click("#new")
         _expect(await self.page.value("messages.length + at('log').children.length") == 0, "a new chat")
         await self._focus()
+
+    async def _set(self, name: str, value: str) -> None:
+        """A field of the requests to come, also one that the page does not offer."""
+        made = f"Object.assign(document.createElement('input'), {{name: '{name}', hidden: true}})"
+        field = f"(settings.elements.{name} ?? settings.appendChild({made}))"
+        await self.page.value(f"{field}.value = '{value}'")
 
     async def _focus(self) -> None:
         _expect(await self.page.value("document.activeElement == at('question')"), "the focus is elsewhere")

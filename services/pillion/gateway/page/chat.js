@@ -150,7 +150,7 @@ async function copy(text, shown) {
   if (navigator.clipboard) await navigator.clipboard.writeText(text);
   else { // without TLS there is none: the old way
     getSelection().selectAllChildren(shown);
-    document.execCommand("copy");
+    if (!document.execCommand("copy")) throw new Error("It is selected; the browser wants you to copy it.");
   }
   tell("Copied.");
 }

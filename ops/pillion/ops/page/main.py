@@ -105,11 +105,11 @@ class Check:
         await self.page.type("Tell me everything about rivers.")
         await self.page.press("Enter")
         size = await self.page.until(f"{_LAST}.innerText.length > 40 && {_LAST}.innerText.length", "text")
-        before = await self.page.value(f"{_LAST}.innerText.trim()")
+        before = await self.page.value(f"{_LAST}.querySelector('.text').textContent")
         os.kill(pid, signal.SIGKILL)
         await self.page.until("at('status').innerText.includes('broke')", "word of the broken connection", 20)
         await self.page.until("running == null", "the rest of the answer")
-        after = await self.page.value(f"{_LAST}.querySelector('.text').textContent")
+        after = await self.page.value("messages.at(-1).content")  # with the marks of code, as it came
         _expect(len(after) > size and after.startswith(before), "the answer goes on where it was")
         _expect(_FIGURES.match(await self._figures()) is not None, "the figures of what went on")
         gone = [each for each in self.page.complaints if _AWAY.search(each)]

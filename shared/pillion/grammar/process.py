@@ -168,8 +168,9 @@ class Grammars:
                     self._fail([end.slot], "its grammar takes more time or memory than the server gives")
                 elif end.slot is not None:
                     suspects.add(end.slot)
-                asked = [slot for slot in asked if not self._slots[slot].failed]
-                self._tell(Mask([], asked))
+                # What nobody waits for would be taken for the next answer.
+                if asked := [slot for slot in asked if not self._slots[slot].failed]:
+                    self._tell(Mask([], asked))
             else:
                 return {slot: self._masked(slot, one) for slot, one in zip(asked, made, strict=True)}
         return {}

@@ -151,7 +151,10 @@ def serve(caller: socket.socket, grammars: Grammars, shared: mmap.mmap, seconds:
                 for slot in slots:
                     with work(slot):
                         bits, verdict = grammars.mask(slot)
-                    at = HEADER + slot * wide
+                    at, bits = (
+                        HEADER + slot * wide,
+                        bits[:wide],
+                    )  # it may have a word more than there are tokens for
                     shared[at : at + len(bits)] = bits
                     made.append(verdict)
                 send(caller, made)

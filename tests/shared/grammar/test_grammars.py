@@ -97,6 +97,27 @@ def test_a_hostile_grammar_ends_its_process_alone(grammars: Grammars, constraint
     assert grammars.pid not in (None, before)
 
 
+def test_masks_stand_apart_in_any_order(grammars: Grammars) -> None:
+    """The vocabulary fills whole words, and the last slot's mask ends with the shared memory."""
+    assert V % 32 == 0
+    for slot in range(4):
+        grammars.open(slot, Constraint("regex", "[ab!]"), [])  # "!" is in a mask's first word
+    grammars.ask([3, 2, 1, 0])
+    masks = {slot: int.from_bytes(mask.bits, "little") for slot, mask in grammars.answer().items()}
+    exclamation = A - ord("a") + ord("!")
+    assert masks == dict.fromkeys(range(4), 1 << A | 1 << (A + 1) | 1 << exclamation)
+
+
+def test_a_slot_that_fails_alone_leaves_no_answer_behind(grammars: Grammars) -> None:
+    grammars.open(0, HOSTILE, [])
+    grammars.ask([0])
+    assert grammars.answer() == {} and "more time or memory" in grammars.why(0)
+    for slot in (1, 2):
+        grammars.open(slot, Constraint("regex", "a"), [])
+    grammars.ask([1, 2])
+    assert [int.from_bytes(mask.bits, "little") for mask in grammars.answer().values()] == [1 << A] * 2
+
+
 def test_beside_a_hostile_grammar_the_other_slots_go_on(grammars: Grammars) -> None:
     grammars.open(0, Constraint("regex", "[ab]{2,4}"), [])
     grammars.open(1, HOSTILE, [])

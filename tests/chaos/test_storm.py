@@ -60,9 +60,6 @@ async def test_a_rolling_restart_and_a_storm_lose_and_double_no_token(
     assert all(blow["new_pid"] not in (None, blow["pid"]) for blow in struck["kill"] + struck["term"])
     assert [(blow["role"], blow["exit_code"]) for blow in struck["term"]] == [(role, 0) for role in ROLES]
     assert total["hit_in_prefill"] > 0 and total["hit_in_decode"] > len(BLOWS), said
-    assert len(struck["flush"]) == 1 and total["resumed"] > 0, (
-        said
-    )  # tests/e2e/test_loss.py empties it in mid-stream
     assert total["tokens_compared"] > 1000 and (total["lost_tokens"], total["doubled_tokens"]) == (0, 0)
     assert "model load" in raw["by_kind"]["term executor"]["phases_mean"], said
     assert "lease wait" in raw["by_kind"]["kill scheduler"]["phases_mean"], said

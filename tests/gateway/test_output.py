@@ -202,6 +202,17 @@ def test_a_stop_string_ends_the_choice_here_and_only_then(demo_model: Any) -> No
     assert choice.stopped_here and choice.finish == "stop" and choice.count < len(tokens)
 
 
+def test_stop_strings_do_not_cut_a_forced_call(demo_model: Any) -> None:
+    text = '<tool_call>\n{"name": "f", "arguments": {"city": "Rome"}}\n</tool_call>'
+    tokens = demo_model.tokenizer.encode(text, add_special=False)
+    spec = Output("chat", stop=("city",), calls=Calls("hermes", ("f",), certain=True))
+    answer = Answer(spec, HEAD, demo_model.tokenizer)
+    for item in items(tokens, list(range(len(tokens))), finish="stop"):
+        answer.feed(item)
+    (choice,) = answer.choices
+    assert (choice.finish, choice.count) == ("tool_calls", len(tokens)) and not choice.stopped_here
+
+
 def test_a_gap_is_told_and_can_be_filled(demo_model: Any) -> None:
     tokens = demo_model.tokenizer.encode("one two three four", add_special=False)
     answer = Answer(Output("chat"), HEAD, demo_model.tokenizer)

@@ -34,6 +34,7 @@ _OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),  # pings that a stall held back come together: nobody's fault
     ("grpc.so_reuseport", 0),  # two executors on one port are a mistake, not a pool
 )
 

@@ -91,7 +91,9 @@ class Choice:
         self._spec = spec
         self._keeps = spec.logprobs is not None or spec.token_ids
         self._detokenizer = detokenizer
-        self._stops = Stops(spec.stop, spec.include_stop)
+        # A forced call ends where it is whole: its text is the grammar's, not the model's.
+        forced = spec.calls is not None and spec.calls.certain
+        self._stops = Stops(() if forced else spec.stop, spec.include_stop)
         self._reader = reader(spec)
         self._decoded = 0  # characters that the detokenizer gave
         self._released = 0  # characters that the client got

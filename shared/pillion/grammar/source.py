@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from llguidance import LLMatcher, regex_to_lark
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from pillion.contracts.entries import Constraint
 
@@ -48,10 +48,10 @@ def grammar(constraint: Constraint) -> str:
         case "ebnf":
             try:
                 lark = any_to_lark(text)
-            except (GbnfToLarkError, IndexError, ValueError) as error:
-                raise GrammarError(_first_line(str(error))) from None
             except RecursionError:
                 raise GrammarError("it is nested too deeply") from None
+            except Exception as error:  # noqa: BLE001 - it raises bare ones, of rules that are not there
+                raise GrammarError(_first_line(str(error))) from None
     lark = f"{lark}\n{_OPTIONS}\n"
     if not constraint.after:
         return LLMatcher.grammar_from_lark(lark)

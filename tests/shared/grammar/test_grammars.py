@@ -69,6 +69,8 @@ WRONG = {
     "deep lark": (Constraint("lark", "start: " + "(" * 9000), "line 1, column 37: lark grammar too deeply"),
     "cycle": (Constraint("lark", "start: start"), "no text fits it"),
     "not ebnf": (Constraint("ebnf", "root := x"), "Expected ::= at line 1"),
+    "no ebnf rule": (Constraint("ebnf", "root ::= x"), "Rule 'x' not found"),
+    "no ebnf root": (Constraint("ebnf", 'ROOT ::= "a"'), "No 'root' rule found"),
     "deep ebnf": (Constraint("ebnf", "root ::= " + "(" * 9000), "it is nested too deeply"),
 }  # fmt: skip
 

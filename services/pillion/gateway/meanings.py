@@ -59,8 +59,8 @@ MEANINGS: Mapping[str, str] = {
     "request_id": "The client's own name for it: one live request's at a time; as the header X-Request-Id.",
     "include_usage": "A last event with the usage, whose `choices` is empty.",
     "continuous_usage_stats": "Usage in every event.",
-    "max_num_batched_tokens": "Most tokens of a step; never more than the executor takes.",
-    "slo_tbt": "Seconds that a step with decodes may take.",
+    "max_num_batched_tokens": "Most tokens of a step, at most the executor's limit; absent: as configured.",
+    "slo_tbt": "Seconds that a step with decodes may take; absent: as configured.",
 }
 
 ROUTES: Mapping[str, str] = {

@@ -183,7 +183,7 @@ inline float sum(vfloat v) {
 
 inline vfloat largest(vfloat v) { return fold(v, larger); }
 
-// x to the nearest integer, ties to even, and 2^that times y. Of numbers below 2^22 in size.
+// To the nearest integer, ties to even. Of numbers below 2^22 in size.
 inline vfloat nearest(vfloat x) {
 #if defined(__AVX512F__)
   return reinterpret_cast<vfloat>(_mm512_roundscale_ps(reinterpret_cast<__m512>(x), 8));

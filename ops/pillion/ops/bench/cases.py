@@ -209,16 +209,21 @@ async def batch(server: Server, jobs: Sequence[Job], at_a_time: int) -> Result:
     }
 
 
+def summary(seconds: Sequence[float], lack: str) -> dict[str, float]:
+    """Milliseconds. Raises Failed with `lack` for none."""
+    if not seconds:
+        raise Failed(lack)
+    return {
+        "median": statistics.median(seconds) * 1000,
+        "p99": percentile(seconds, 0.99) * 1000,
+        "worst": max(seconds) * 1000,
+    }
+
+
 def gap_summary(gaps: Sequence[float]) -> dict[str, float]:
     """Of gaps in seconds. Raises Failed for none."""
-    if not gaps:
-        raise Failed("no stream brought two tokens one after the other")
-    return {
-        "median": statistics.median(gaps) * 1000,
-        "p99": percentile(gaps, 0.99) * 1000,
-        "worst": max(gaps) * 1000,
-        "coalesced_share": sum(gap == 0 for gap in gaps) / len(gaps),
-    }
+    told = summary(gaps, "no stream brought two tokens one after the other")
+    return told | {"coalesced_share": sum(gap == 0 for gap in gaps) / len(gaps)}
 
 
 def check(lines: Sequence[Timeline]) -> None:

@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,9 +30,9 @@ from rich.table import Table
 
 from pillion.config import Config, ConfigError, load
 from pillion.ops import health, stack, valkey
-from pillion.ops.bench.cases import Failed
+from pillion.ops.bench.cases import Failed, summary
 from pillion.ops.bench.client import session
-from pillion.ops.bench.draws import percentile, prompt
+from pillion.ops.bench.draws import prompt
 from pillion.ops.bench.report import found, shown
 from pillion.ops.bench.tap import Tap
 from pillion.ops.child import die_with_parent, exit_words, role_command
@@ -46,6 +45,7 @@ PACED = ((1, 20.0), (100, 20.0), (1000, 200.0), (1000, 20.0))
 SATURATED = 256  # streams
 ENDLESS = 16_000  # tokens: nearly the context that the executor claims
 FULL = 0.9  # of a core, from which on a process is at its limit
+_LACK = "nothing came while it was measured; give it more --seconds"
 _START_SECONDS = 60.0
 _BEGIN_SECONDS = 60.0  # until all streams have a token
 _END_SECONDS = 10.0
@@ -174,7 +174,7 @@ async def requests(running: Costless, seconds: float, random_: random.Random) ->
         "seconds": took,
         "requests_per_s": len(taken) / took,
         "gateway_ms_per_request": used["gateway"] / len(taken) * 1000,
-        "request_ms": _summary(taken),
+        "request_ms": summary(taken, _LACK),
         **_load(used, took),
     }
 
@@ -220,8 +220,8 @@ async def streams(
     return {
         "streams": count,
         "step_ms": step * 1000,
-        "late_ms": _summary([gap - step for gap in gaps]),
-        "ttft_ms": _summary([line.ttft for line in lines]),
+        "late_ms": summary([gap - step for gap in gaps], _LACK),
+        "ttft_ms": summary([line.ttft for line in lines], _LACK),
         "tokens": len(gaps),
         "seconds": ended - began,
         "tokens_per_s": len(gaps) / (ended - began),
@@ -237,17 +237,6 @@ def _body(ids: Sequence[int], tokens: int | None) -> Result:
     if tokens is not None:
         return body | {"max_tokens": tokens}
     return body | {"max_tokens": ENDLESS, "stream": True, "return_token_ids": True}
-
-
-def _summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Milliseconds. Raises Failed for none."""
-    if not seconds:
-        raise Failed("nothing came while it was measured; give it more --seconds")
-    return {
-        "median": statistics.median(seconds) * 1000,
-        "p99": percentile(seconds, 0.99) * 1000,
-        "worst": max(seconds) * 1000,
-    }
 
 
 def _less(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

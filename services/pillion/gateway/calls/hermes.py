@@ -5,27 +5,24 @@ import json
 from pillion.gateway.calls import objects
 from pillion.gateway.calls.grammar import Controls, Frame
 from pillion.gateway.protocol.request import Calls
-from pillion.gateway.source import NoCall, Source, Steps
+from pillion.gateway.source import Source, Steps
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARKS = (OPEN, CLOSE)
 
 
 def read(source: Source, calls: Calls) -> Steps[None]:
-    while (yield from source.until(OPEN)):
-        try:
-            yield from source.space()
-            yield from objects.read(source, calls)
-            # Told by now: models forget the mark at the end.
-            yield from source.space()
-            if (yield from source.one_of(CLOSE)):
-                source.leave_out()
-            else:
-                source.again()
-        except NoCall:
-            source.content()
-        if calls.single and source.calls:
-            return
+    yield from objects.marked(source, calls, OPEN, _call)
+
+
+def _call(source: Source, calls: Calls) -> Steps[None]:
+    yield from objects.read(source, calls)
+    # Told by now: models forget the mark at the end.
+    yield from source.space()
+    if (yield from source.one_of(CLOSE)):
+        source.leave_out()
+    else:
+        source.again()
 
 
 def write(name: str, arguments: str) -> str:

@@ -17,17 +17,11 @@ _NAME = re.compile(r"[a-zA-Z0-9_.\-]*")
 
 
 def read(source: Source, calls: Calls) -> Steps[None]:
-    while (yield from source.until(OPEN)):
-        try:
-            yield from source.space()
-            if (yield from source.one_of("[")):
-                yield from _listed(source, calls)
-            else:
-                yield from _named(source, calls)
-        except NoCall:
-            source.content()
-        if calls.single and source.calls:
-            return
+    yield from objects.marked(source, calls, OPEN, _calls)
+
+
+def _calls(source: Source, calls: Calls) -> Steps[None]:
+    yield from (_listed if (yield from source.one_of("[")) else _named)(source, calls)
 
 
 def _listed(source: Source, calls: Calls) -> Steps[None]:

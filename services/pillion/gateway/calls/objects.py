@@ -1,5 +1,6 @@
 """A call as a JSON object: a function's name, and its arguments under one of two keys."""
 
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -41,6 +42,20 @@ def read(source: Source, calls: Calls) -> Steps[None]:
         source.leave_out()
     else:
         _tell(source, calls, name, given)
+
+
+def marked(
+    source: Source, calls: Calls, mark: str, call: Callable[[Source, Calls], Steps[None]]
+) -> Steps[None]:
+    """Reads what stands behind each `mark`, by `call`, which raises NoCall for what is none."""
+    while (yield from source.until(mark)):
+        try:
+            yield from source.space()
+            yield from call(source, calls)
+        except NoCall:
+            source.content()
+        if calls.single and source.calls:
+            return
 
 
 def arguments(source: Source, calls: Calls, name: str) -> Steps[None]:

@@ -31,18 +31,24 @@ _CALL = {
         },
     },
 }  # fmt: skip
-_MESSAGE = {
+_CONTENT = (_text.schema, {"type": "array", "items": _PART, "minItems": 1})
+_OTHERS: dict[str, Any] = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {
-        "role": _role.schema,
-        "content": {"anyOf": [_text.schema, {"type": "array", "items": _PART, "minItems": 1}]},
+        "role": {"enum": [role for role in ROLES if role != "assistant"]},
+        "content": {"anyOf": [*_CONTENT]},
         **dict.fromkeys(("name", "tool_call_id", *REASONING), _TEXT_OR_NULL),
         "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
     },
 }
-SCHEMA = {"type": "array", "items": _MESSAGE, "minItems": 1}
-"""What `messages` takes, in JSON Schema; an assistant's content may be absent too."""
+_ASSISTANT = _OTHERS | {
+    "required": ["role"],
+    "properties": _OTHERS["properties"]
+    | {"role": {"const": "assistant"}, "content": {"anyOf": [*_CONTENT, {"type": "null"}]}},
+}
+SCHEMA = {"type": "array", "items": {"anyOf": [_OTHERS, _ASSISTANT]}, "minItems": 1}
+"""What `messages` takes, in JSON Schema."""
 
 
 def messages(name: str, value: Any) -> tuple[tuple[dict[str, Any], ...], int]:

@@ -1,6 +1,7 @@
 """The `cpu` backend: a step's operators in C++, their work taken in small pieces by whoever has a core."""
 
 import ctypes
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,10 +24,9 @@ class Attention:
     """One step's attention."""
 
     def __init__(self, cache: PagedCache, batch: AttentionBatch, heads: int) -> None:
-        shape = cache.shape
         self.cache = cache
         self.heads = heads
-        self.scale = shape.head_size**-0.5
+        self.scale = cache.shape.head_size**-0.5
         self.batch = batch  # holds what the structure points to
         self._structure = native.Batch(
             len(batch.query_lens),
@@ -36,9 +36,14 @@ class Attention:
             batch.block_table.stride(0),
         )
         self.pointer = ctypes.addressof(self._structure)
-        rows = sum(batch.query_lens)
-        self.out = torch.empty(len(batch.slot_mapping), heads * shape.head_size, dtype=torch.bfloat16)
-        self.out[rows:] = 0
+
+    @functools.cached_property
+    def out(self) -> Tensor:
+        """Made when a layer is computed by itself: all blocks as one have room of their own."""
+        batch, width = self.batch, self.heads * self.cache.shape.head_size
+        out = torch.empty(len(batch.slot_mapping), width, dtype=torch.bfloat16)
+        out[sum(batch.query_lens) :] = 0
+        return out
 
 
 class CpuBackend:

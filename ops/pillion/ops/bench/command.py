@@ -63,7 +63,7 @@ def kernels(
 
 
 def quality(config: Config, text: str | None, output: str | None) -> None:
-    """Measures what a form of the weights costs. Ends the process where it cannot."""
+    """Measures what a form of the weights or of KV costs. Ends the process where it cannot."""
     try:
         from pillion.modelfiles import ModelFileError
         from pillion.ops.bench.quality import TEXT, run

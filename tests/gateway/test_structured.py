@@ -157,15 +157,45 @@ async def test_what_cannot_be_compiled_is_said_while_the_loop_goes_on(
     assert seen[1] == 0, "the verdict is known the second time"
 
 
-async def test_more_than_can_wait_are_sent_away(compiler: Compiler, demo_model: Model) -> None:
-    checks = [
-        asyncio.create_task(compiler.check(demo_model, shape(guided_regex=f"a{number}")))
-        for number in range(40)
+def asks(compiler: Compiler, model: Model, tenant: str, *patterns: str) -> list["asyncio.Task[None]"]:
+    return [
+        asyncio.create_task(compiler.check(model, shape(guided_regex=pattern), tenant))
+        for pattern in patterns
     ]
-    outcomes = await asyncio.gather(*checks, return_exceptions=True)
+
+
+async def test_a_flood_delays_nobody_else_and_is_sent_away(compiler: Compiler, demo_model: Model) -> None:
+    served: list[str] = []
+    flood = asks(compiler, demo_model, "flood", *(f"a{number:02}" for number in range(20)))
+    other = asks(compiler, demo_model, "other", "other's, which is longer")
+    for name, tasks in {"flood": flood, "other": other}.items():
+        for task in tasks:
+            task.add_done_callback(lambda done, name=name: done.exception() or served.append(name))
+    outcomes = await asyncio.gather(*flood, *other, return_exceptions=True)
     sent_away = [one for one in outcomes if isinstance(one, ApiError)]
-    assert len(sent_away) == 8 and {one.status for one in sent_away} == {503}
-    await compiler.check(demo_model, shape(guided_regex="b"))
+    assert len(served) == 17 and served.index("other") <= 1
+    assert len(sent_away) == 4 and all(one in sent_away for one in outcomes[16:20])
+    assert {(one.status, one.code, one.headers()["Retry-After"]) for one in sent_away} == {
+        (429, "grammar_queue_full", "2")
+    }
+    await compiler.check(demo_model, shape(guided_regex="b"), "flood")
+
+
+async def test_what_many_ask_for_is_compiled_once(compiler: Compiler, demo_model: Model) -> None:
+    await asyncio.gather(*asks(compiler, demo_model, "many", *["same"] * 100))
+
+
+async def test_nobody_waits_for_what_nobody_asks_for_any_more(
+    compiler: Compiler, demo_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = []
+    check = compiler._grammars.check  # type: ignore[union-attr]
+    monkeypatch.setattr(compiler._grammars, "check", lambda one: compiled.append(one.text) or check(one))
+    first, gone, last = asks(compiler, demo_model, "gone", "first", "the longest", "last")
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(first, last)
+    assert compiled == ["last", "first"] and gone.cancelled()
 
 
 async def test_bad_words_are_written_with_and_without_a_space(start: Any) -> None:

@@ -35,7 +35,8 @@ async def generate(
     )
     asked = model.shaped(asked, prompts)
     if asked.shape is not None:
-        await state.compiler.check(model, asked.shape)
+        # Where nobody needs a key, who asks is told by the address.
+        await state.compiler.check(model, asked.shape, sender.tenant or http.remote or "")
         if asked.output.thinking:
             asked = replace(asked, shape=asked.shape.behind(thinking.CLOSE))
     # Asked again: nothing waits from here to where the request counts as live, so no drain overlooks it.

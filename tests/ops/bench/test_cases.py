@@ -19,7 +19,9 @@ from pillion.ops.bench.cases import (
     gap_summary,
 )
 from pillion.ops.bench.client import Timeline
-from pillion.ops.bench.draws import SUMMARIES, Job, Lengths, Shape
+from pillion.ops.bench.server import Job
+from pillion.ops.traces import Lengths, Shape
+from pillion.ops.traces.lengths import SUMMARIES
 
 
 class Timed:

@@ -13,9 +13,9 @@ from pillion.contracts import executor_pb2 as pb
 from pillion.contracts.entries import Facts
 from pillion.ops.bench import gateway
 from pillion.ops.bench.costless import Costless
-from pillion.ops.bench.draws import prompt
 from pillion.ops.bench.gateway import limit, told
 from pillion.ops.bench.tap import Tap
+from pillion.ops.traces import prompt
 
 FACTS = Facts(
     model="m",

@@ -9,8 +9,7 @@ import pytest
 from aiohttp import web
 
 from pillion.ops.bench.client import session
-from pillion.ops.bench.draws import Job
-from pillion.ops.bench.server import NoServer, Server
+from pillion.ops.bench.server import Job, NoServer, Server
 
 
 @asynccontextmanager

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pillion.ops.bench.client import Timeline
-from pillion.ops.bench.draws import CHATS, SUMMARIES, Job, Shape, arrivals, percentile, prompt
-from pillion.ops.bench.goodput import outcome, sent_when_due
-from pillion.ops.bench.server import Server
+from pillion.ops.bench.goodput import outcome, percentile, poisson_jobs, sent_when_due
+from pillion.ops.bench.server import Job, Server
+from pillion.ops.traces import Shape, prompt
+from pillion.ops.traces.lengths import CHATS, SUMMARIES
 
 Result = dict[str, Any]
 Case = Callable[[Server, random.Random], Awaitable[Result]]
@@ -54,7 +55,8 @@ class Batch:
     shape: Shape
 
     async def __call__(self, server: Server, random_: random.Random) -> Result:
-        return await batch(server, [self.shape.draw(random_) for _ in range(self.requests)], self.at_a_time)
+        jobs = [Job.of(self.shape.draw(random_), random_) for _ in range(self.requests)]
+        return await batch(server, jobs, self.at_a_time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +146,9 @@ class Goodput:
     shape: Shape = SUMMARIES
 
     async def __call__(self, server: Server, random_: random.Random) -> Result:
-        drawn = arrivals(random_, self.rate, self.seconds, self.shape)
-        lines = await sent_when_due(server, drawn)
-        seen = [
-            outcome(arrival, intended, line) for arrival, (intended, line) in zip(drawn, lines, strict=True)
-        ]
+        jobs = poisson_jobs(random_, self.rate, self.seconds, self.shape)
+        lines = await sent_when_due(server, jobs)
+        seen = [outcome(job, intended, line) for job, (intended, line) in zip(jobs, lines, strict=True)]
         good = sum(one.good(self.ttft, self.tbt) for one in seen)
         firsts = [one.ttft for one in seen if one.ttft is not None]
         tails = [one.gap_p99 for one in seen if one.gap_p99 is not None]

@@ -32,11 +32,11 @@ from pillion.config import Config, ConfigError, load
 from pillion.ops import health, stack, valkey
 from pillion.ops.bench.cases import Failed, summary
 from pillion.ops.bench.client import session
-from pillion.ops.bench.draws import prompt
 from pillion.ops.bench.report import found, shown
 from pillion.ops.bench.tap import Tap
 from pillion.ops.child import die_with_parent, exit_words, role_command
 from pillion.ops.stack import StackError
+from pillion.ops.traces import prompt
 from pillion.ops.up import resolve
 
 PROMPT = 16  # tokens

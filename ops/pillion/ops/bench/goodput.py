@@ -9,6 +9,7 @@ the TBT target; goodput counts good requests, over all that were sent. Capacity 
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections import Counter
@@ -21,8 +22,8 @@ import click
 import uvloop
 
 from pillion.ops.bench.client import Timeline, session
-from pillion.ops.bench.draws import Arrival, Lengths, Shape, arrivals, percentile
-from pillion.ops.bench.server import NoServer, Server
+from pillion.ops.bench.server import Job, NoServer, Server
+from pillion.ops.traces import Lengths, Shape, arrivals, poisson
 
 TIMES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 RETRY = 1.0  # seconds that a refused client of the closed loop waits at most
@@ -47,13 +48,19 @@ class Outcome:
         return self.ttft <= ttft and (self.gap_p99 is None or self.gap_p99 <= tbt)
 
 
-def outcome(arrival: Arrival, intended: float, line: Timeline) -> Outcome:
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank. Raises IndexError for no values."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+def outcome(job: Job, intended: float, line: Timeline) -> Outcome:
     """`intended`: when it was to be sent, on the timeline's clock."""
     result = "finished" if line.finish and not line.error else line.code if line.status == 429 else "failed"
     return Outcome(
-        at=arrival.at,
+        at=job.at,
         lag=line.sent - intended,
-        prompt=len(arrival.job.prompt),
+        prompt=len(job.prompt),
         output=len(line.tokens),
         result=result or "failed",
         ttft=line.tokens[0] - intended if line.tokens else None,
@@ -89,16 +96,22 @@ def summary(
 _SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-async def sent_when_due(server: Server, drawn: Sequence[Arrival]) -> list[tuple[float, Timeline]]:
+def poisson_jobs(random_: random.Random, rate: float, seconds: float, shape: Shape) -> list[Job]:
+    """Those that are due within so many seconds."""
+    due = arrivals(random_, shape, poisson(rate), seconds=seconds)
+    return [Job.of(arrival, random_) for arrival in due]
+
+
+async def sent_when_due(server: Server, jobs: Sequence[Job]) -> list[tuple[float, Timeline]]:
     """Sends each when it is due and waits for all ends. With each the time that was intended."""
     start = time.perf_counter() + 0.1
 
-    async def one(arrival: Arrival) -> tuple[float, Timeline]:
-        intended = start + arrival.at
+    async def one(job: Job) -> tuple[float, Timeline]:
+        intended = start + job.at
         await asyncio.sleep(max(intended - time.perf_counter(), 0.0))
-        return intended, await server.complete(arrival.job)
+        return intended, await server.complete(job)
 
-    return list(await asyncio.gather(*map(one, drawn)))
+    return list(await asyncio.gather(*map(one, jobs)))
 
 
 async def capacity_of(server: Server, shape: Shape, streams: int, seconds: float, seed: int) -> float:
@@ -110,7 +123,7 @@ async def capacity_of(server: Server, shape: Shape, streams: int, seconds: float
     async def client() -> None:
         nonlocal finished
         while time.perf_counter() < end:
-            line = await server.complete(shape.draw(random_))
+            line = await server.complete(Job.of(shape.draw(random_), random_))
             if line.finish and time.perf_counter() < end:
                 finished += 1
             elif line.status != 200:
@@ -134,9 +147,9 @@ async def measure(url: str, shape: Shape, options: dict[str, Any]) -> dict[str, 
         for times in options["times"]:
             rate = times * capacity
             # Each point has prompts of its own, and none hits another's.
-            drawn = arrivals(random.Random(f"{seed} {times}"), rate, seconds, shape)
-            lines = await sent_when_due(server, drawn)
-            seen = [outcome(one, intended, line) for one, (intended, line) in zip(drawn, lines, strict=True)]
+            jobs = poisson_jobs(random.Random(f"{seed} {times}"), rate, seconds, shape)
+            lines = await sent_when_due(server, jobs)
+            seen = [outcome(one, intended, line) for one, (intended, line) in zip(jobs, lines, strict=True)]
             point = summary(times, rate, seconds, seen, ttft, tbt)
             click.echo(json.dumps(point), err=True)
             points.append(point | {"requests": [list(asdict(one).values()) for one in seen]})

@@ -1,15 +1,34 @@
 """A server under load: any that speaks OpenAI's completions."""
 
+import random
+from dataclasses import dataclass
+from typing import Self
+
 import aiohttp
 
 from pillion.ops.bench.client import Timeline, stream
-from pillion.ops.bench.draws import IDS, Job
+from pillion.ops.traces import Arrival, prompt
+from pillion.ops.traces.arrival import IDS
 
 SMALL = range(100, 250)
 """Ordinary tokens of small vocabularies."""
 
 WORDS = ("time", "year", "people", "way", "day", "thing", "world", "school", "state", "group", "hand", "part")
 """For servers that take no token ids: about a token each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request: token ids, how many tokens to ask for, and when it is due."""
+
+    prompt: list[int]
+    output: int
+    at: float = 0.0  # seconds from the start
+
+    @classmethod
+    def of(cls, arrival: Arrival, random_: random.Random) -> Self:
+        """With a prompt of random token ids, so that none hits a prefix."""
+        return cls(prompt(random_, arrival.prompt), arrival.output, arrival.at)
 
 
 class NoServer(Exception):

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pillion.ops.bench.client import Timeline
-from pillion.ops.bench.goodput import outcome, percentile, poisson_jobs, sent_when_due
+from pillion.ops.bench.goodput import poisson_jobs, seen, sent_when_due
 from pillion.ops.bench.server import Job, Server
+from pillion.ops.measure import Slo, Tally, percentile
 from pillion.ops.traces import Shape, prompt
 from pillion.ops.traces.lengths import CHATS, SUMMARIES
 
@@ -148,26 +149,24 @@ class Goodput:
     async def __call__(self, server: Server, random_: random.Random) -> Result:
         jobs = poisson_jobs(random_, self.rate, self.seconds, self.shape)
         lines = await sent_when_due(server, jobs)
-        seen = [outcome(job, intended, line) for job, (intended, line) in zip(jobs, lines, strict=True)]
-        good = sum(one.good(self.ttft, self.tbt) for one in seen)
-        firsts = [one.ttft for one in seen if one.ttft is not None]
-        tails = [one.gap_p99 for one in seen if one.gap_p99 is not None]
-        if not firsts:
-            raise Failed(f"none of {len(seen)} requests got a token: {lines[0][1].error}")
+        tally = Tally(Slo(self.ttft, self.tbt))
+        ends = [seen(job, intended, line) for job, (intended, line) in zip(jobs, lines, strict=True)]
+        for end, gaps in ends:
+            tally.add(end, gaps)
+        if not tally.ttft.count:
+            raise Failed(f"none of {tally.sent} requests got a token: {lines[0][1].error}")
+        told = tally.summary(self.seconds)
+        tails = [end.gap_p99 for end, _ in ends if end.gap_p99 is not None]
         return {
-            "requests": len(seen),
-            "good_share": good / len(seen),
-            "failed": sum(one.result != "finished" for one in seen),
-            "missed_ttft": sum(first > self.ttft for first in firsts),
-            "missed_tbt": sum(tail > self.tbt for tail in tails),
-            "ttft_s": {
-                "median": statistics.median(firsts),
-                "p90": percentile(firsts, 0.9),
-                "worst": max(firsts),
-            },
+            "requests": told["sent"],
+            "good_share": told["good_share"],
+            "failed": told["sent"] - told["finished"],
+            "missed_ttft": told["missed_ttft"],
+            "missed_tbt": told["missed_tbt"],
+            "ttft_s": {name: told["ttft_s"][name] for name in ("median", "p90", "worst")},
             "gap_p99_ms": {"median": statistics.median(tails) * 1000, "worst": max(tails) * 1000},
-            "worst_lag_s": max(one.lag for one in seen),
-            "cached_tokens": sum(line.cached_tokens for _, line in lines),
+            "worst_lag_s": tally.lag.most,
+            "cached_tokens": told["cached_tokens"],
         }
 
 

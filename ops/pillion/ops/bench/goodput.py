@@ -9,12 +9,10 @@ the TBT target; goodput counts good requests, over all that were sent. Capacity 
 
 import asyncio
 import json
-import math
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,77 +21,24 @@ import uvloop
 
 from pillion.ops.bench.client import Timeline, session
 from pillion.ops.bench.server import Job, NoServer, Server
+from pillion.ops.measure import FAILED, FINISHED, Outcome, Slo, Tally, outcome
 from pillion.ops.traces import Lengths, Shape, arrivals, poisson
 
 TIMES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 RETRY = 1.0  # seconds that a refused client of the closed loop waits at most
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One request that was sent. Seconds; None where there is none of it."""
-
-    at: float
-    lag: float  # from the intended time to the sending
-    prompt: int
-    output: int
-    result: str  # finished, the refusal's code, or failed
-    ttft: float | None  # from the intended time
-    gap_p99: float | None
-    gap_worst: float | None
-
-    def good(self, ttft: float, tbt: float) -> bool:
-        if self.result != "finished" or self.ttft is None:
-            return False
-        return self.ttft <= ttft and (self.gap_p99 is None or self.gap_p99 <= tbt)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank. Raises IndexError for no values."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
-
-
-def outcome(job: Job, intended: float, line: Timeline) -> Outcome:
-    """`intended`: when it was to be sent, on the timeline's clock."""
-    result = "finished" if line.finish and not line.error else line.code if line.status == 429 else "failed"
-    return Outcome(
-        at=job.at,
-        lag=line.sent - intended,
+def seen(job: Job, intended: float, line: Timeline) -> tuple[Outcome, list[float]]:
+    """What became of it, and its gaps. `intended`: when it was to be sent, on the timeline's clock."""
+    result = FINISHED if line.finish and not line.error else line.code if line.status == 429 else FAILED
+    return outcome(
+        job.at,
+        [job.at + token - intended for token in line.tokens],
         prompt=len(job.prompt),
-        output=len(line.tokens),
-        result=result or "failed",
-        ttft=line.tokens[0] - intended if line.tokens else None,
-        gap_p99=percentile(line.gaps, 0.99) if line.gaps else None,
-        gap_worst=max(line.gaps, default=None),
+        cached=line.cached_tokens,
+        result=result or FAILED,
+        lag=line.sent - intended,
     )
-
-
-def summary(
-    times: float, rate: float, seconds: float, seen: Sequence[Outcome], ttft: float, tbt: float
-) -> dict[str, Any]:
-    """One point of the curve. Rates are requests a second."""
-    results = Counter(one.result for one in seen)
-    firsts = [one.ttft for one in seen if one.ttft is not None]
-    finished = [one for one in seen if one.result == "finished"]
-    good = sum(one.good(ttft, tbt) for one in seen)
-    return {
-        "times_capacity": times,
-        "offered": rate,
-        "seconds": seconds,
-        "sent": len(seen),
-        "good": good,
-        "goodput": good / seconds,
-        "finished": len(finished) / seconds,
-        "results": dict(sorted(results.items())),
-        "missed_ttft": sum(one.ttft is not None and one.ttft > ttft for one in finished),
-        "missed_tbt": sum(one.gap_p99 is not None and one.gap_p99 > tbt for one in finished),
-        "ttft_s": {name: percentile(firsts, share) for name, share in _SHARES.items()} if firsts else None,
-        "worst_lag_s": max((one.lag for one in seen), default=0.0),
-    }
-
-
-_SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def poisson_jobs(random_: random.Random, rate: float, seconds: float, shape: Shape) -> list[Job]:
@@ -149,19 +94,22 @@ async def measure(url: str, shape: Shape, options: dict[str, Any]) -> dict[str, 
             # Each point has prompts of its own, and none hits another's.
             jobs = poisson_jobs(random.Random(f"{seed} {times}"), rate, seconds, shape)
             lines = await sent_when_due(server, jobs)
-            seen = [outcome(one, intended, line) for one, (intended, line) in zip(jobs, lines, strict=True)]
-            point = summary(times, rate, seconds, seen, ttft, tbt)
+            ends = [seen(one, intended, line) for one, (intended, line) in zip(jobs, lines, strict=True)]
+            tally = Tally(Slo(ttft, tbt))
+            for end, gaps in ends:
+                tally.add(end, gaps)
+            point = {"times_capacity": times, "offered": rate, **tally.summary(seconds)}
             click.echo(json.dumps(point), err=True)
-            points.append(point | {"requests": [list(asdict(one).values()) for one in seen]})
-    best = max(point["goodput"] for point in points)
+            points.append(point | {"requests": [list(asdict(end).values()) for end, _ in ends]})
+    best = max(point["goodput_per_s"] for point in points)
     return {
         "url": url,
         "options": options,
         "shape": asdict(shape),
         "capacity": capacity,
         "best_goodput": best,
-        "last_over_best": points[-1]["goodput"] / best if best else None,
-        "request_fields": list(Outcome.__slots__),
+        "last_over_best": points[-1]["goodput_per_s"] / best if best else None,
+        "request_fields": [field.name for field in fields(Outcome)],
         "points": points,
     }
 
@@ -175,7 +123,7 @@ def plot(result: dict[str, Any]) -> str:
     """Goodput, finished and offered requests a second over the offered load, as SVG."""
     points = result["points"]
     right: float = max(point["times_capacity"] for point in points)
-    top: float = 1.15 * max(max(point["finished"], point["goodput"]) for point in points) or 1.0
+    top: float = 1.15 * max(max(point["finished_per_s"], point["goodput_per_s"]) for point in points) or 1.0
     capacity: float = result["capacity"]
 
     def x(times: float) -> float:
@@ -197,7 +145,7 @@ def plot(result: dict[str, Any]) -> str:
         yield line([(0.0, 0.0), (end, end * capacity)], "#999", "4 4")
         yield text(x(end) + 4, y(end * capacity) - 4, "offered", "start", "#777")
         for name, colour, below in (("finished", "#c77d2e", -8), ("goodput", "#1f6f8b", 14)):
-            rows = [(point["times_capacity"], point[name]) for point in points]
+            rows = [(point["times_capacity"], point[f"{name}_per_s"]) for point in points]
             yield line(rows, colour)
             yield from (f'<circle cx="{x(t):.1f}" cy="{y(r):.1f}" r="3" fill="{colour}"/>' for t, r in rows)
             yield text(x(rows[-1][0]) + 8, y(rows[-1][1]) + below, name, "start", colour)

@@ -6,6 +6,14 @@ import pytest
 
 from pillion.scheduler.budget import UNKNOWN, Allowance, Budget
 from pillion.scheduler.cost import CostModel
+from pillion.steptime import Work
+
+DECODES = Work(3, decodes=3, context=900, sampled=3)
+
+
+def work(rows, decodes=0, context=0, start=0):
+    chunk = rows - decodes
+    return Work(rows, decodes, context + decodes, 1, chunk * (start + chunk / 2), decodes)
 
 
 def true_time(rows, pairs, tile=16):
@@ -21,33 +29,33 @@ def steps(count, seed=1):
 def taught(model, count=60, noise=0.0):
     draw = random.Random(3)
     for rows, pairs in steps(count):
-        model.learn(rows, pairs, true_time(rows, pairs) * (1 + noise * draw.uniform(-1, 1)))
+        model.learn(Work(rows, pairs=pairs), true_time(rows, pairs) * (1 + noise * draw.uniform(-1, 1)))
     return model
 
 
 def test_it_learns_base_rows_and_attention():
     model = taught(CostModel(16), noise=0.05)
     for rows, pairs in steps(50, seed=9):
-        assert model.predict(rows, pairs) == pytest.approx(true_time(rows, pairs), rel=0.08)
+        assert model.predict(Work(rows, pairs=pairs)) == pytest.approx(true_time(rows, pairs), rel=0.08)
     assert taught(CostModel(16)).coefficients == taught(CostModel(16)).coefficients
 
 
 def test_it_follows_a_change_and_shrugs_at_a_hiccup():
     model = taught(CostModel(16))
-    before = model.predict(256, 0)
-    model.learn(256, 0, 30.0)
-    assert model.predict(256, 0) < 2 * before
+    before = model.predict(Work(256))
+    model.learn(Work(256), 30.0)
+    assert model.predict(Work(256)) < 2 * before
     for rows, pairs in steps(300, seed=4):
-        model.learn(rows, pairs, 5 * true_time(rows, pairs))
-    assert model.predict(256, 0) == pytest.approx(5 * true_time(256, 0), rel=0.1)
+        model.learn(Work(rows, pairs=pairs), 5 * true_time(rows, pairs))
+    assert model.predict(Work(256)) == pytest.approx(5 * true_time(256, 0), rel=0.1)
 
 
 def test_no_coefficient_goes_below_zero():
     model = CostModel(1)
     for rows in (400, 300, 200, 100, 10) * 20:
-        model.learn(rows, 1e6 / rows, 0.5 / rows)  # the fewer rows the slower
+        model.learn(Work(rows, pairs=1e6 / rows), 0.5 / rows)  # the fewer rows the slower
     assert min(model.coefficients) >= 0
-    assert all(model.predict(rows, pairs) >= 0 for rows, pairs in steps(20))
+    assert all(model.predict(Work(rows, pairs=pairs)) >= 0 for rows, pairs in steps(20))
 
 
 def budget(toy, options=None, executor=None):
@@ -62,8 +70,7 @@ def test_the_largest_tile_multiple_that_keeps_the_target(toy):
         tokens = made.allow(decodes, context, start).tokens
 
         def predicted(rows, decodes=decodes, context=context, start=start):
-            chunk = rows - decodes
-            return made.cost.predict(rows, context + chunk * (start + chunk / 2))
+            return made.cost.predict(work(rows, decodes, context, start))
 
         assert tokens % 16 == 0 and 16 < tokens < 512
         assert predicted(tokens) <= 0.05 < predicted(tokens + 16)
@@ -84,7 +91,7 @@ def test_an_explicit_budget_is_the_budget(toy):
 def test_it_grows_with_no_decode_to_protect(toy):
     made = budget(toy, {"slo_tbt": 0.05})
     alone, protecting = made.allow(0, 0, 0).tokens, made.allow(1, 0, 0).tokens
-    assert made.cost.predict(protecting, 0) < 0.05 < made.cost.predict(alone, 0) <= 0.1
+    assert made.cost.predict(work(protecting, 1, 0)) < 0.05 < made.cost.predict(work(alone)) <= 0.1
     assert budget(toy, {"slo_tbt": 0.05, "max_step_seconds": 0.06}).allow(0, 0, 0).tokens < alone
 
 
@@ -127,14 +134,14 @@ def test_the_outlook_is_what_full_steps_carry(toy):
     idle, busy = made.outlook(0, 0, 512), made.outlook(60, 60 * 300, 512)
     allowed = made.allow(60, 60 * 300, 0)
     chunk = allowed.tokens - 60
-    assert busy.step_seconds == made.cost.predict(allowed.tokens, 60 * 300 + chunk * chunk / 2) <= 0.05
+    assert busy.step_seconds == made.cost.predict(work(allowed.tokens, 60, 60 * 300)) <= 0.05
     assert busy.prefill_rate == chunk / busy.step_seconds < idle.prefill_rate
     # One more and a step no longer keeps the target, or the prompts lose their share.
     assert 60 < busy.seats < 512
     most = made.allow(busy.seats, busy.seats * 300, 0)
     more = made.allow(busy.seats + 1, (busy.seats + 1) * 300, 0)
-    assert made.cost.predict(most.tokens, busy.seats * 300 + (most.tokens - busy.seats) ** 2 / 2) <= 0.05
-    assert made.cost.predict(more.tokens, (busy.seats + 1) * 300) > 0.05
+    assert made.cost.predict(work(most.tokens, busy.seats, busy.seats * 300)) <= 0.05
+    assert made.cost.predict(work(more.tokens, busy.seats + 1, (busy.seats + 1) * 300)) > 0.05
 
 
 def test_the_outlook_knows_slots_turns_and_when_it_knows_nothing(toy):
@@ -147,11 +154,13 @@ def test_the_outlook_knows_slots_turns_and_when_it_knows_nothing(toy):
 
 def test_how_many_steps_of_decodes_fit(toy):
     made = budget(toy, {"multi_step_seconds": 0.06})
-    step = made.cost.predict(3, 900)
+    step = made.cost.predict(DECODES)
     assert 0.005 < step < 0.02
-    assert made.steps(3, 900, 0.0) == int(0.06 / step) > 2
-    assert made.steps(3, 900, step) == made.steps(3, 900, 0.0) - 1
-    assert made.steps(3, 900, 1.0) == 1  # one is always granted
-    assert budget(toy, {"multi_step_seconds": 0.06, "slo_tbt": 2.5 * step}).steps(3, 900, 0.0) == 2
-    assert budget(toy, {"multi_step_seconds": 0.0}).steps(3, 900, 0.0) == 1
-    assert Budget(toy.settings(multi_step_seconds=9.0), toy.facts()).steps(1, 0, 0.0) == 1  # nothing learned
+    assert made.steps(DECODES, 0.0) == int(0.06 / step) > 2
+    assert made.steps(DECODES, step) == made.steps(DECODES, 0.0) - 1
+    assert made.steps(DECODES, 1.0) == 1  # one is always granted
+    assert budget(toy, {"multi_step_seconds": 0.06, "slo_tbt": 2.5 * step}).steps(DECODES, 0.0) == 2
+    assert budget(toy, {"multi_step_seconds": 0.0}).steps(DECODES, 0.0) == 1
+    assert (
+        Budget(toy.settings(multi_step_seconds=9.0), toy.facts()).steps(DECODES, 0.0) == 1
+    )  # nothing learned

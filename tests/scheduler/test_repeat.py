@@ -8,6 +8,7 @@ from pillion.config import Scheduler
 from pillion.contracts.entries import Control, StepLimits
 from pillion.scheduler.messages import Ordered
 from pillion.scheduler.repeat import FEW, MOST
+from pillion.steptime import Work
 
 STEP = 0.0033  # seconds
 LONGEST = Scheduler().multi_step_seconds
@@ -179,7 +180,7 @@ def test_ends_within_a_plan(make, toy):
     assert ended > 10
     granted = sum(sum(plan.samples) for plan in drive.plans)
     assert granted > sum(len(stream.tokens) for stream in drive.streams.values())
-    assert drive.core._budget.cost.predict(1, 40) == pytest.approx(STEP, rel=0.05)
+    assert drive.core._budget.cost.predict(Work(1, 1, 40)) == pytest.approx(STEP, rel=0.05)
 
 
 def test_cancelled_within_a_plan_everything_is_free_at_once(make, toy):

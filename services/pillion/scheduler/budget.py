@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from pillion.config import Scheduler
 from pillion.contracts.entries import Facts, StepLimits
+from pillion.steptime import Work
 
 from .cost import CostModel
 
@@ -80,14 +81,14 @@ class Budget:
             tokens = min(-(-(decodes + share) // self.tile) * self.tile, self._most)
         return Allowance(tokens, min(decodes, max(tokens - share, 1)))
 
-    def steps(self, tokens: int, pairs: float, ahead: float) -> int:
+    def steps(self, work: Work, ahead: float) -> int:
         """How many steps like this one a plan may have, at least one, if it is all that there is to do.
 
         `ahead`: seconds that the plans in flight still take.
         """
         if self.cost.steps < _LEARNED:
             return 1
-        return max(1, int((self._repeated - ahead) / max(self.cost.predict(tokens, pairs), 1e-6)))
+        return max(1, int((self._repeated - ahead) / max(self.cost.predict(work), 1e-6)))
 
     def outlook(self, decodes: int, context: int, slots: int) -> Outlook:
         """`context`: the decodes' positions in all; `slots`: the most sequences that may run."""
@@ -108,9 +109,9 @@ class Budget:
     def _full_step(self, decodes: int, context: int) -> tuple[float, float, int]:
         """Prompt tokens/s, seconds and decodes of a step with as many prompt tokens as it may have."""
         allowed = self.allow(decodes, context, 0)
-        chunk = allowed.tokens - allowed.decodes
-        seconds = max(self.cost.predict(allowed.tokens, context + chunk * chunk / 2), 1e-6)
-        return chunk / seconds, seconds, allowed.decodes
+        work = _one_prompt(allowed.tokens, allowed.decodes, context, 0)
+        seconds = max(self.cost.predict(work), 1e-6)
+        return (work.rows - work.decodes) / seconds, seconds, allowed.decodes
 
     def _within(self, seconds: float, decodes: int, context: int, start: int) -> int:
         tile = self.tile
@@ -119,9 +120,15 @@ class Budget:
         low, high = 1, self.limit // tile
         while low < high:
             middle = (low + high + 1) // 2
-            chunk = max(middle * tile - decodes, 0)
-            if self.cost.predict(middle * tile, context + chunk * (start + chunk / 2)) <= seconds:
+            if self.cost.predict(_one_prompt(middle * tile, decodes, context, start)) <= seconds:
                 low = middle
             else:
                 high = middle - 1
         return low * tile
+
+
+def _one_prompt(rows: int, decodes: int, context: int, start: int) -> Work:
+    """Of a step that the decodes leave to one prompt, which goes on at `start` and does not end."""
+    chunk = max(rows - decodes, 0)
+    pairs = chunk * (start + chunk / 2)
+    return Work(rows, decodes, context + decodes, int(chunk > 0), pairs, decodes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pillion.config import Scheduler
 from pillion.contracts.entries import Control, Facts, Refusal, Request, Tokens
+from pillion.steptime import Work
 
 from . import policies
 from .blocks import Pool
@@ -61,8 +62,7 @@ class Flight:
     step: int  # the plan's number
     rows: list[Sequence]
     ends: tuple[int, ...]  # for each row, the position behind the last that it computes
-    tokens: int  # of one step
-    pairs: float
+    work: Work  # of one step
     sent: float
     predicted: float  # seconds that it takes, all its steps
     pipelined: bool  # sent while another was in flight
@@ -217,7 +217,7 @@ class Core:
         assert self._roster is not None and self._budget is not None
         self._counters.steps += event.steps
         if event.steps:
-            self._budget.cost.learn(flight.tokens, flight.pairs, event.seconds / event.steps)
+            self._budget.cost.learn(flight.work, event.seconds / event.steps)
         self._adjust_lead(
             event.gap_seconds if flight.pipelined else now - flight.sent - event.seconds, flight
         )
@@ -442,7 +442,7 @@ class Core:
         repeat(draft, self._roster, self._budget, ahead)
         plan = draft.finish(self._roster.releases(), allowed)
         self._step = draft.step
-        pairs = draft.pairs
+        work = draft.work
         if not self._flights:
             self._started = now
         self._flights.append(
@@ -450,10 +450,9 @@ class Core:
                 step=draft.step,
                 rows=draft.rows,
                 ends=draft.ends,
-                tokens=draft.tokens,
-                pairs=pairs,
+                work=work,
                 sent=now,
-                predicted=draft.steps * self._budget.cost.predict(draft.tokens, pairs),
+                predicted=draft.steps * self._budget.cost.predict(work),
                 pipelined=bool(self._flights),
             )
         )

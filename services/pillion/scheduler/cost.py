@@ -1,10 +1,11 @@
 """How long a step takes: seconds ~ a + b * rows + c * attention, learned from the steps themselves.
 
-Rows are rounded up to the tile. Attention work counts (query, key) pairs: a chunk of n tokens that starts at
-position s has n * (s + n / 2). Weighted least squares whose weights fade with age, with a prior that fades
-never; three sums of products are all that is kept, so the model is bounded and the same steps give the same
-coefficients.
+Rows are rounded up to the tile. Attention work counts (query, key) pairs, of decodes and chunks alike.
+Weighted least squares whose weights fade with age, with a prior that fades never; three sums of products are
+all that is kept, so the model is bounded and the same steps give the same coefficients.
 """
+
+from pillion.steptime import Work
 
 FADE = 0.98  # weight of a step after one more step
 OUTLIER = (
@@ -26,16 +27,16 @@ class CostModel:
         self.coefficients = PRIOR
         self.steps = 0
 
-    def predict(self, rows: int, pairs: float) -> float:
-        base, per_row, per_pair = self.coefficients
-        return base + per_row * ROWS * self._padded(rows) + per_pair * PAIRS * pairs
+    def predict(self, work: Work) -> float:
+        base, rows, pairs = self.coefficients
+        return base + rows * ROWS * self._padded(work.rows) + pairs * PAIRS * (work.context + work.pairs)
 
-    def learn(self, rows: int, pairs: float, seconds: float) -> None:
+    def learn(self, work: Work, seconds: float) -> None:
         """Takes in one measured step."""
         if self.steps >= 3:
-            seconds = min(seconds, OUTLIER * self.predict(rows, pairs))
+            seconds = min(seconds, OUTLIER * self.predict(work))
         self.steps += 1
-        x = (1.0, ROWS * self._padded(rows), PAIRS * pairs)
+        x = (1.0, ROWS * self._padded(work.rows), PAIRS * (work.context + work.pairs))
         for i in range(3):
             line = self._products[i]
             for j in range(3):

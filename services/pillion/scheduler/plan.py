@@ -1,7 +1,10 @@
 """A plan while it is made: rows are placed, seldom dropped, and then become one frozen Plan."""
 
+from pillion.steptime import Work
+
 from .messages import Plan, Take
 from .sequence import Sequence
+from .work import of_rows
 
 
 class Draft:
@@ -77,13 +80,9 @@ class Draft:
         return tuple([start + count for start, count in zip(self._starts, counts, strict=True)])
 
     @property
-    def pairs(self) -> float:
-        """The attention work of a step, as the cost model counts it: the mean of several."""
-        decodes = self.decodes
-        pairs = sum(self._starts[:decodes]) + decodes * (self.steps - 1) / 2
-        for start, count in zip(self._starts[decodes:], self._counts[decodes:], strict=True):
-            pairs += count * (start + count / 2)
-        return pairs
+    def work(self) -> Work:
+        """Of the first step."""
+        return of_rows(self.decodes, self._starts, self._counts, self._samples)
 
     def finish(self, release: list[int], budget: int) -> Plan:
         """The plan. Marks the granted blocks as known to the executor."""

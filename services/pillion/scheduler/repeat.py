@@ -21,7 +21,7 @@ def repeat(draft: Draft, roster: Roster, budget: Budget, ahead: float) -> None:
     if len(rows) > FEW or draft.decodes < len(rows) or not _alone(draft, roster):
         return
     most = 1 + max(sequence.limit - sequence.computed for sequence in rows)
-    steps = min(MOST, most, budget.steps(draft.tokens, draft.pairs, ahead))
+    steps = min(MOST, most, budget.steps(draft.work, ahead))
     while sum(max(pool.blocks_for(_end(s, steps)) - len(s.blocks), 0) for s in rows) > pool.available:
         steps -= 1
     if steps > 1:

@@ -6,9 +6,9 @@ import pytest
 
 from pillion.ops.docs import PAGES
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_what_the_code_says(name):
-    assert (DOCS / name).read_text() == PAGES[name](), "run `python -m pillion.ops.docs`"
+    assert (ROOT / name).read_text() == PAGES[name](), "run `python -m pillion.ops.docs`"

@@ -1,10 +1,12 @@
-"""Pages of `docs/` that are generated: `python -m pillion.ops.docs` writes them, a test holds them equal."""
+"""Files that are generated: `python -m pillion.ops.docs` writes them, a test holds them equal."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pillion.config import leaves
 from pillion.ops import api_page
+from pillion.ops.dashboards import grafana
 from pillion.telemetry import names
 
 _LAYERS = {
@@ -79,17 +81,22 @@ def _after(section: str) -> list[str]:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "metrics.md": metrics,
-    "configuration.md": configuration,
-    "api.md": api_page.page,
+    "docs/metrics.md": metrics,
+    "docs/configuration.md": configuration,
+    "docs/api.md": api_page.page,
+    **{
+        f"{grafana.FOLDER}/{dashboard.uid}.json": partial(grafana.text, dashboard)
+        for dashboard in grafana.DASHBOARDS
+    },
 }
+"""Path in the checkout to text."""
 
 
 def main() -> None:
-    folder = Path(__file__).parents[3] / "docs"
+    root = Path(__file__).parents[3]
     for name, page in PAGES.items():
-        (folder / name).write_text(page())
-        print(f"docs/{name}")
+        (root / name).write_text(page())
+        print(name)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_summaries_are_whole_sentences() -> None:
     commands = run("--help", COLUMNS="80").output.partition("Commands:")[2]
     assert "..." not in commands
     sentences = re.findall(r"^  \w+ +((?:.|\n {3,})+?)$(?=\n  \w|\n*\Z)", commands, re.MULTILINE)
-    assert len(sentences) == 13
+    assert len(sentences) == len(main.commands) > 12
     assert [sentence for sentence in sentences if not sentence.endswith(".")] == []
 
 

@@ -6,19 +6,14 @@ import click
 import msgspec
 
 from pillion.config import Config, ConfigError, load
-from pillion.ops.options import config_options, configure, fail
+from pillion.ops.compare import compare
+from pillion.ops.options import Command, config_options, configure, fail
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
-class _Command(click.Command):
-    def get_short_help_str(self, limit: int = 0) -> str:
-        """The first sentence, whole: what is too long for a line goes on in the next."""
-        return super().get_short_help_str(10_000)
-
-
 class _Group(click.Group):
-    command_class = _Command
+    command_class = Command
 
 
 @click.group(cls=_Group, context_settings=CONTEXT)
@@ -270,6 +265,9 @@ def bench_quality(config: str | None, text: str | None, output: str | None, **fl
     from pillion.ops.bench import command
 
     command.quality(configure(flags, config), text, output)
+
+
+main.add_command(compare)
 
 
 @main.group("config", cls=_Group)

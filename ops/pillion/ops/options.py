@@ -31,6 +31,14 @@ ONLY = {
 """The settings that a command which runs no service looks at."""
 
 
+class Command(click.Command):
+    """Any of `pillion`'s."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The first sentence, whole: what is too long for a line goes on in the next."""
+        return super().get_short_help_str(10_000)
+
+
 def config_options(command: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Gives a command `--config` and one flag for each setting that it uses, but for those in `without`."""
     chosen = [

@@ -79,7 +79,7 @@ def test_counts_reconcile(outcomes: list[Outcome]) -> None:
 def test_windows_widen_instead_of_growing_in_number() -> None:
     windows = Windows(("sent", "good"), width=1.0, most=4)
     for at in range(9):
-        windows.add(float(at), "sent", *(["good"] if at == 8 else []))
+        windows.add(float(at), sent=1, good=at == 8)
     assert windows.width == 4.0
     assert windows.told() == [
         {"at": 0.0, "sent": 4, "good": 0},

@@ -98,7 +98,7 @@ _SHARES = {"median": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 
 def _middle(place: int) -> float:
-    return LEAST * GROWTH ** (place + 0.5)
+    return float(LEAST * GROWTH ** (place + 0.5))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

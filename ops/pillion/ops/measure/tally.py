@@ -57,7 +57,7 @@ class Tally:
             counts["missed_tbt"] += not outcome.met_tbt(slo)
         for name in ("prompt", "output", "cached"):
             counts[name] += getattr(outcome, name)
-        self.windows.add(max(outcome.at, 0.0), "sent", kind, *(["good"] if good else []))
+        self.windows.add(max(outcome.at, 0.0), sent=1, good=good, **{kind: 1})
         for histogram, seconds in (
             (self.ttft, outcome.ttft),
             (self.tpot, outcome.tpot),

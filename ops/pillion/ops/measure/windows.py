@@ -1,4 +1,4 @@
-"""How a run went on: counts of requests by when they were due, in windows that widen as it gets longer."""
+"""How a run went on: counts by time, in windows that widen as it gets longer."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,15 +13,15 @@ class Windows:
         self._most = most
         self._rows: list[list[int]] = []
 
-    def add(self, at: float, *names: str) -> None:
-        """One more of each name, `at` seconds from the start, which is not negative."""
+    def add(self, at: float, **amounts: int) -> None:
+        """So much more of each name, `at` seconds from the start, which is not negative."""
         while at >= self.width * self._most:
             self._widen()
         place = int(at / self.width)
         while len(self._rows) <= place:
             self._rows.append([0] * len(self.names))
-        for name in names:
-            self._rows[place][self.names.index(name)] += 1
+        for name, amount in amounts.items():
+            self._rows[place][self.names.index(name)] += amount
 
     def _widen(self) -> None:
         odd = [*self._rows, [0] * len(self.names)] if len(self._rows) % 2 else self._rows

@@ -29,3 +29,10 @@ def test_one_of_a_thing_is_singular() -> None:
     assert "float32, 1 thread\n" in told
     assert "40 KV blocks of 16 tokens: 1 request of the full 640 tokens" in told
     assert "up to 1 sequence, 512 tokens a step" in told
+
+
+def test_what_is_held_in_fewer_bits_is_said() -> None:
+    config = Config(model=Model(quantization="int8"), executor=Executor(threads=2, kv_cache_dtype="int8"))
+    told = "\n".join(capacity(config, 640, facts(640, 41)))
+    assert "computes  float32, weights in int8, 2 threads" in told
+    assert "holds     40 KV blocks in int8 of 16 tokens" in told

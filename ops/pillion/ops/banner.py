@@ -40,14 +40,19 @@ async def lines(config: Config, context: int, seconds: float) -> list[str]:
     return [*told, "", *_curl(config, model), ""]
 
 
+_WEIGHTS = {"none": "", "int8": ", weights in int8", "gguf": ", weights in 4 bit as in the file, or int8"}
+
+
 def capacity(config: Config, context: int, facts: Facts) -> list[str]:
     """What the replica can hold and run."""
     usable = facts.num_blocks - 1  # block 0 is never given out
     full = usable // -(-facts.max_model_len // facts.block_size)
+    weights = _WEIGHTS[config.model.quantization]
+    form = " in int8" if config.executor.kv_cache_dtype == "int8" else ""
     told = [
-        f"  computes  {facts.dtype}, {counted(threads(config), 'thread')}",
+        f"  computes  {facts.dtype}{weights}, {counted(threads(config), 'thread')}",
         f"  backend   {facts.backend} ({facts.backend_reason})",
-        f"  holds     {counted(usable, 'KV block')} of {counted(facts.block_size, 'token')}: "
+        f"  holds     {counted(usable, 'KV block')}{form} of {counted(facts.block_size, 'token')}: "
         f"{counted(full, 'request')} of the full {facts.max_model_len} tokens",
         f"  runs      up to {counted(facts.max_num_seqs, 'sequence')}, "
         f"{counted(facts.max_step_tokens, 'token')} a step",

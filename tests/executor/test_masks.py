@@ -103,7 +103,7 @@ def test_what_no_token_fits_is_an_error_of_the_row(sampler: Sampler, bytes_of: t
     sampler.add(0, regex("aa", stop_token_ids=(a,)), 0, [5], 1)
     sampler.add(1, Sampling(seed=1), 0, [5], 1)
     draws = sampler.sample(torch.zeros(2, V), [0, 1], [0, 0])
-    assert list(draws.errors) == [0] and "stop_token_ids" in draws.errors[0]
+    assert list(draws.impossible) == [0] and "stop_token_ids" in draws.impossible[0]
     assert draws.tokens[0] == -1 < draws.tokens[1]
 
 

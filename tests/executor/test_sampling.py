@@ -354,9 +354,10 @@ def test_a_row_whose_every_token_is_banned_is_its_own_error(backend: Backend) ->
         sampler.add(slot, Sampling(seed=slot, min_tokens=5, logprobs=0), 0, [1], 1)
     held = sampler.sample(rows, range(2), [4] * 2)
     assert held.tokens[0] == -1 and held.logprobs[0] is None and held.tokens[1] not in (-1, *END)
-    assert held.errors == {
-        0: "no token is left to draw; ask for a lower min_tokens, another logit_bias or other tokens"
+    assert held.impossible == {
+        0: "No token is left to draw after 4 tokens of the answer, by min_tokens. Ask for less of it."
     }
+    assert not held.errors, "the model's numbers are sound"
     assert sampler.sample(rows, range(2), [5] * 2).tokens[0] == END[1]
 
 

@@ -9,7 +9,7 @@ from pillion.gateway.protocol.entry import Envelope, Limits, cut, entry
 from pillion.gateway.protocol.errors import ApiError
 from pillion.modelfiles import SamplingDefaults
 
-LIMITS = Limits(max_model_len=10, vocab_size=100, max_choices=4)
+LIMITS = Limits(max_model_len=10, vocab_size=100, max_choices=4, end_tokens=(2, 3))
 ENVELOPE = Envelope(id="r", gateway="g", model="m", arrival=0.0, deadline=1.0, seed=1)
 
 
@@ -63,3 +63,38 @@ def test_an_overflow_tells_the_prompt_s_length_the_limit_and_max_tokens() -> Non
         for number in (10, len(prompt), max_tokens):
             assert str(number) in error.message
         assert "max_tokens" in error.message
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "fields"),
+    [
+        ({"allowed_token_ids": [2, 3], "min_tokens": 1}, (), ["allowed_token_ids", "min_tokens"]),
+        (
+            {"allowed_token_ids": [2, 7], "min_tokens": 1, "stop_token_ids": [7]},
+            (),
+            ["allowed_token_ids", "min_tokens"],
+        ),
+        ({"allowed_token_ids": [5, 7]}, ((5,), (7,), (7, 8)), ["allowed_token_ids", "bad_words"]),
+        (
+            {"allowed_token_ids": [5, 2], "min_tokens": 1},
+            ((5,),),
+            ["allowed_token_ids", "bad_words", "min_tokens"],
+        ),
+        # Something is left.
+        ({"allowed_token_ids": [2, 3]}, (), None),
+        ({"allowed_token_ids": [2, 3, 4], "min_tokens": 1}, (), None),
+        ({"allowed_token_ids": [5]}, ((5, 6),), None),
+        ({"allowed_token_ids": [2], "min_tokens": 1, "guided_regex": "a?"}, (), None),
+    ],
+)
+def test_a_request_that_leaves_nothing_to_draw(
+    asked: dict[str, Any], words: tuple[tuple[int, ...], ...], fields: list[str] | None
+) -> None:
+    wanted = forms.completion({"prompt": [1], "max_tokens": 2} | asked)
+    if fields is None:
+        entry(wanted, [[1]], LIMITS, SamplingDefaults(), ENVELOPE, words)
+        return
+    with pytest.raises(ApiError) as error:
+        entry(wanted, [[1]], LIMITS, SamplingDefaults(), ENVELOPE, words)
+    assert (error.value.status, error.value.param, error.value.code) == (400, fields[0], "contradiction")
+    assert error.value.message.startswith(" and ".join(fields) + " leave no token")

@@ -227,7 +227,12 @@ def test_a_gap_is_told_and_can_be_filled(demo_model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish", "status", "code"), [("error", 500, "generation_failed"), ("cancelled", 503, "cancelled")]
+    ("finish", "status", "code"),
+    [
+        ("error", 500, "generation_failed"),
+        ("cancelled", 503, "cancelled"),
+        ("impossible", 400, "contradiction"),
+    ],
 )
 def test_a_choice_that_failed_fails_the_answer(demo_model: Any, finish: str, status: int, code: str) -> None:
     answer = Answer(Output("chat"), HEAD, demo_model.tokenizer)

@@ -176,6 +176,27 @@ async def test_s24_an_error_in_a_stream_is_followed_by_done(start: Any, parse_ss
     assert counts(stack)["failed"] == 2
 
 
+async def test_s24_a_contradiction_that_shows_late_is_the_clients(start: Any, parse_sse: Any) -> None:
+    stack = await start()
+    for body in (STREAM, CHAT):
+        answer = stack.post(PATH, body)
+        request = await stack.driver.request()
+        await stack.driver.publish(
+            request.gateway,
+            Tokens(request.id, 0, 0, (100,)),
+            Tokens(request.id, 0, 1, (), "impossible", error="why"),
+        )
+        status, told, _ = await answer
+        if body is STREAM:
+            *_, told, done = parse_sse(told)
+            assert done == "[DONE]"
+        assert status == (200 if body is STREAM else 400)
+        assert told["error"] == {
+            "message": "why", "type": "invalid_request_error", "param": None, "code": "contradiction",
+        }  # fmt: skip
+    assert counts(stack)["failed"] == 2
+
+
 async def test_s24_refused_after_the_headers(start: Any, parse_sse: Any) -> None:
     stack = await start()
     async with stack.session.post(stack.url + PATH, json=STREAM) as response:

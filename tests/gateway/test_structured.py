@@ -166,15 +166,15 @@ def asks(compiler: Compiler, model: Model, tenant: str, *patterns: str) -> list[
 
 async def test_a_flood_delays_nobody_else_and_is_sent_away(compiler: Compiler, demo_model: Model) -> None:
     served: list[str] = []
-    flood = asks(compiler, demo_model, "flood", *(f"a{number:02}" for number in range(20)))
+    flood = asks(compiler, demo_model, "flood", *(f"a{number:02}" for number in range(36)))
     other = asks(compiler, demo_model, "other", "other's, which is longer")
     for name, tasks in {"flood": flood, "other": other}.items():
         for task in tasks:
             task.add_done_callback(lambda done, name=name: done.exception() or served.append(name))
     outcomes = await asyncio.gather(*flood, *other, return_exceptions=True)
     sent_away = [one for one in outcomes if isinstance(one, ApiError)]
-    assert len(served) == 17 and served.index("other") <= 1
-    assert len(sent_away) == 4 and all(one in sent_away for one in outcomes[16:20])
+    assert len(served) == 33 and served.index("other") <= 1
+    assert len(sent_away) == 4 and all(one in sent_away for one in outcomes[32:36])
     assert {(one.status, one.code, one.headers()["Retry-After"]) for one in sent_away} == {
         (429, "grammar_queue_full", "2")
     }
@@ -212,6 +212,34 @@ async def test_bad_words_are_written_with_and_without_a_space(start: Any) -> Non
         "POST", "/v1/chat/completions", json=CHAT | {"allowed_token_ids": [49152]}
     )
     assert (status, body["error"]["param"]) == (400, "allowed_token_ids")
+
+
+async def test_what_lets_no_answer_begin_is_refused(start: Any) -> None:
+    stack = await start()
+    n, o, no, x = (stack.tokenizer.encode(text, add_special=False) for text in ("n", "o", "no", "x"))
+    assert len(n) == len(no) == 1, "the condition"
+    letters = (stack.tokenizer.encode(letter, add_special=False) for letter in "abcdefg")
+    stops = [token for ids in letters for token in ids]
+    for wish, fields in (
+        ({"guided_regex": "no", "allowed_token_ids": o + x}, ["guided_regex", "allowed_token_ids"]),
+        (
+            {"structured_outputs": {"choice": ["no"]}, "allowed_token_ids": no, "bad_words": ["no"]},
+            ["structured_outputs.choice", "allowed_token_ids", "bad_words"],
+        ),
+        ({"guided_regex": "[a-g]", "stop_token_ids": stops}, ["guided_regex", "stop_token_ids"]),
+    ):
+        status, body, _ = await stack.fetch("POST", "/v1/chat/completions", json=CHAT | wish)
+        assert (status, body["error"]["code"], body["error"]["param"]) == (400, "contradiction", fields[0])
+        assert body["error"]["message"].startswith(" and ".join(fields) + " leave no token")
+    for wish in (
+        {"guided_regex": "no", "allowed_token_ids": n + x},
+        {"guided_regex": "no", "bad_words": ["no"]},
+        {"guided_regex": "n?", "allowed_token_ids": x},
+        {"guided_regex": "no", "stop_token_ids": [49151]},
+    ):
+        answer = stack.post("/v1/chat/completions", CHAT | wish | {"max_tokens": 4})
+        await stack.driver.play(await stack.driver.request(), [81])
+        assert (await answer)[0] == 200, wish
 
 
 async def test_the_entry_carries_it(start: Any) -> None:

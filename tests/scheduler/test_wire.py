@@ -11,8 +11,9 @@ def test_a_result_of_several_steps_is_taken_apart():
         return pb.Logprob(logprob=value, rank=1, top_tokens=[7], top_logprobs=[value])
 
     message = pb.StepResult(
-        step=9, slot=[3, 0, 2], incarnation=[5, 6, 7], token_count=[3, 0, 2], tokens=[10, 11, 12, 20, 21],
-        finish=[pb.RUNNING, pb.ERROR, pb.STOP], logprob_count=[0, 0, 2],
+        step=9, slot=[3, 0, 2, 1], incarnation=[5, 6, 7, 8], token_count=[3, 0, 2, 0],
+        tokens=[10, 11, 12, 20, 21],
+        finish=[pb.RUNNING, pb.ERROR, pb.STOP, pb.IMPOSSIBLE], logprob_count=[0, 0, 2, 0],
         logprobs=[logprob(-0.5), logprob(-0.25)], errors={0: "no number"}, seconds=0.03, gap_seconds=0.25,
         steps=3,
     )  # fmt: skip
@@ -21,5 +22,6 @@ def test_a_result_of_several_steps_is_taken_apart():
         RowResult(3, 5, (10, 11, 12)),
         RowResult(0, 6, (), "error", error="no number"),
         RowResult(2, 7, (20, 21), "stop", told),
+        RowResult(1, 8, (), "impossible"),
     )
     assert step_done(message) == StepDone(9, rows, 0.03, 0.25, 3)

@@ -278,6 +278,8 @@ class Engine:
             for index, row in enumerate(sampling):
                 if index in draws.errors:
                     self._fail(results, row.slot, draws.errors[index])
+                elif index in draws.impossible:
+                    self._fail(results, row.slot, draws.impossible[index], executor_pb2.IMPOSSIBLE)
                 else:
                     token = draws.tokens[index]
                     self._sampler.note(row.slot, token)
@@ -295,9 +297,15 @@ class Engine:
             )
         )
 
-    def _fail(self, results: Results, slot: int, message: str) -> None:
+    def _fail(
+        self,
+        results: Results,
+        slot: int,
+        message: str,
+        finish: "executor_pb2.Finish.ValueType" = executor_pb2.ERROR,
+    ) -> None:
         sequence = self._slots[slot]
-        sequence.finish = executor_pb2.ERROR
+        sequence.finish = finish
         results.fail(slot, sequence, message)
 
     def _check_rows(

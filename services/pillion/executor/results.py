@@ -22,7 +22,7 @@ class Results:
             logprobs.append(logprob)
 
     def fail(self, slot: int, sequence: Sequence, message: str) -> None:
-        """The sequence ends with an error."""
+        """The sequence ends before its time."""
         self._row(slot, sequence)
         self._errors[slot] = message
 

@@ -25,21 +25,21 @@ from pillion.kernels.interface import WISH, Backend
 
 GREEDY_BELOW = 1e-5  # temperatures below it pick the likeliest token
 _SEED = (1 << 64) - 1  # what counts of a seed
-_NOTHING_LEFT = "no token is left to draw; ask for a lower min_tokens, another logit_bias or other tokens"
-_NOTHING_FITS = "no token is left that fits the constraint; does it need one of the stop_token_ids?"
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
     """One element a row, in the order asked for.
 
-    A row in `errors` (row to message) has no token; its place in `tokens` holds -1. `logprobs` is None for
-    sequences that did not ask.
+    A row in `errors` or `impossible` (row to message) has no token; its place in `tokens` holds -1:
+    what an impossible one's request asks for contradicts itself. `logprobs` is None for sequences that did
+    not ask.
     """
 
     tokens: list[int]
     logprobs: list[TokenLogprob | None]
     errors: dict[int, str] = field(default_factory=dict)
+    impossible: dict[int, str] = field(default_factory=dict)
 
 
 class _State:
@@ -98,6 +98,18 @@ class _State:
             row[~self._allowed(masked, row.size, position)] = -np.inf
         elif position < self.sampling.min_tokens:
             row[self._banned] = -np.inf
+
+    def narrowed(self, position: int) -> str:
+        """By what fewer tokens may be drawn at this position, for people."""
+        sampling = self.sampling
+        names = {
+            "the constraint (response_format, structured_outputs, guided_..., tools)": sampling.constraint,
+            "allowed_token_ids": sampling.allowed_token_ids,
+            "bad_words": sampling.bad_words,
+            "stop_token_ids": sampling.constraint and sampling.stop_token_ids,
+            "min_tokens": position < sampling.min_tokens,
+        }
+        return ", ".join(name for name, narrows in names.items() if narrows)
 
     def _allowed(self, masked: Masked, size: int, position: int) -> NDArray[np.bool_]:
         """What fits the constraint, [size]. It ends only where it may, and not as long as it is not to end,
@@ -229,19 +241,23 @@ class Sampler:
             "the model's weights or dtype do not suit this input"
             for row in np.flatnonzero(tokens < 0).tolist()
         } | unmasked
+        impossible: dict[int, str] = {}
         if rows := [row for row in changed if row not in errors]:
             copies = logits[rows].numpy(force=True)
             for copy, row in zip(copies, rows, strict=True):
                 states[row].change(copy, positions[row], masks.get(slots[row]))
             tokens[rows] = self._backend.draw(torch.from_numpy(copies), wishes[rows])
-            for row in rows:
-                if tokens[row] < 0:
-                    errors[row] = _NOTHING_FITS if slots[row] in masks else _NOTHING_LEFT
+            impossible = {
+                row: f"No token is left to draw after {positions[row]} tokens of the answer, by "
+                f"{states[row].narrowed(positions[row])}. Ask for less of it."
+                for row in rows
+                if tokens[row] < 0
+            }
         logprobs: list[TokenLogprob | None] = [None] * len(states)
         told = [
             (row, state.sampling.logprobs)
             for row, state in enumerate(states)
-            if state.sampling.logprobs is not None and row not in errors
+            if state.sampling.logprobs is not None and row not in errors and row not in impossible
         ]
         if told:
             host = logits.numpy(force=True)
@@ -249,7 +265,7 @@ class Sampler:
                 logprobs[row] = logprob(host[row], int(tokens[row]), alternatives)
         for row in unmasked:
             tokens[row] = -1
-        return Draws(tokens.tolist(), logprobs, errors)
+        return Draws(tokens.tolist(), logprobs, errors, impossible)
 
     def _masks(
         self, slots: Sequence[int], states: "Sequence[_State]"

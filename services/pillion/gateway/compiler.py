@@ -5,31 +5,42 @@ import logging
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 from pillion import clock
 from pillion.contracts.entries import Constraint
 from pillion.gateway.model import Model
-from pillion.gateway.protocol.errors import ApiError, bad, unavailable
-from pillion.gateway.protocol.request import Shape
+from pillion.gateway.protocol.errors import ApiError, bad, contradiction, unavailable
+from pillion.gateway.protocol.request import Shape, Wishes
 from pillion.gateway.turns import Turns
 from pillion.grammar import Grammars, GrammarsGone
 
 log = logging.getLogger(__name__)
 
 SECONDS = 0.5  # of the processor for one; the executor, which compiles it again, has more patience
-MAX_WAITING = 16  # of a tenant's
+MAX_WAITING = 32  # of a tenant's
 PATIENCE = 15.0  # seconds that a request waits for a verdict
 RETRY = 2.0  # seconds
 KEPT = 512  # verdicts
+KEPT_TOKENS = 256  # of a question; one with more is asked again
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether the constraint compiles; or, with `only` or `never`, whether one of these tokens, if there are
+    any, and none of those can come first.
+    """
+
+    constraint: Constraint
+    only: tuple[int, ...] = ()
+    never: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What to compile, for all of a tenant's requests that ask for the same."""
+    """A question, for all of a tenant's requests that have the same."""
 
     model: Model
-    constraint: Constraint
+    question: Question
     verdict: "asyncio.Future[str]"
     askers: int = 0
 
@@ -41,9 +52,9 @@ class Compiler:
         self._pool = ThreadPoolExecutor(1, "grammar")
         self._grammars: Grammars | None = None
         self._turns: Turns[_Job] = Turns(MAX_WAITING)
-        self._jobs: dict[tuple[str, Constraint], _Job] = {}
+        self._jobs: dict[tuple[str, Question], _Job] = {}
         self._working: asyncio.Task[None] | None = None
-        self._known: OrderedDict[Constraint, str] = OrderedDict()
+        self._known: OrderedDict[Question, str] = OrderedDict()
 
     async def check(self, model: Model, shape: Shape, tenant: str = "") -> None:
         """Raises ApiError: 400 for what cannot be compiled, 429 where too much of the tenant's waits, 503
@@ -51,17 +62,25 @@ class Compiler:
         """
         for part in shape.parts:
             await self.check(model, part, tenant)
-        error = self._known.get(shape.constraint)
-        if error is None:
-            error = await self._verdict(model, shape.constraint, tenant)
-        else:
-            self._known.move_to_end(shape.constraint)
-        if error:
+        if error := await self._verdict(model, Question(shape.constraint), tenant):
             code = "invalid_schema" if shape.constraint.kind == "json" else "invalid_grammar"
             raise bad(shape.param, f"{shape.param}: {error}.", code)
 
-    async def _verdict(self, model: Model, constraint: Constraint, tenant: str) -> str:
-        job = self._jobs.get((tenant, constraint)) or self._add(model, constraint, tenant)
+    async def begins(self, model: Model, shape: Shape, wishes: Wishes, words: set[int], tenant: str) -> None:
+        """Raises ApiError: 400 where none of the tokens that may come first can be drawn. `words`: the tokens
+        that are bad words by themselves. For a shape that has passed the check.
+        """
+        barred = {"bad_words": words, "stop_token_ids": set(wishes.stop_token_ids)}
+        question = Question(shape.constraint, wishes.allowed_token_ids, frozenset().union(*barred.values()))
+        if (question.only or question.never) and await self._verdict(model, question, tenant):
+            fields = {"allowed_token_ids": question.only, **barred}
+            raise contradiction([shape.param, *(name for name, tokens in fields.items() if tokens)])
+
+    async def _verdict(self, model: Model, question: Question, tenant: str) -> str:
+        if (known := self._known.get(question)) is not None:
+            self._known.move_to_end(question)
+            return known
+        job = self._jobs.get((tenant, question)) or self._add(model, question, tenant)
         job.askers += 1
         try:
             async with asyncio.timeout(PATIENCE):
@@ -76,11 +95,11 @@ class Compiler:
             job.askers -= 1
             if not job.askers and not job.verdict.done():
                 self._turns.drop(tenant, job)
-                self._jobs.pop((tenant, constraint), None)
+                self._jobs.pop((tenant, question), None)
 
-    def _add(self, model: Model, constraint: Constraint, tenant: str) -> _Job:
-        job = _Job(model, constraint, asyncio.get_running_loop().create_future())
-        if not self._turns.add(tenant, len(constraint.text), job):
+    def _add(self, model: Model, question: Question, tenant: str) -> _Job:
+        job = _Job(model, question, asyncio.get_running_loop().create_future())
+        if not self._turns.add(tenant, len(question.constraint.text), job):
             raise ApiError(
                 429,
                 f"{MAX_WAITING} constraints of yours wait to be compiled already. Try again later; one that "
@@ -89,7 +108,7 @@ class Compiler:
                 code="grammar_queue_full",
                 retry_after=RETRY,
             )
-        self._jobs[tenant, constraint] = job
+        self._jobs[tenant, question] = job
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work(), name="grammars")
         return job
@@ -100,7 +119,7 @@ class Compiler:
             tenant, job = taken
             begun = clock.monotonic()
             try:
-                error = await self._compile(job)
+                error = await self._answer(job)
             except Exception as raised:  # noqa: BLE001 - it is told to who asked
                 if not job.askers:
                     log.warning("a constraint could not be compiled: %s", raised)
@@ -111,17 +130,21 @@ class Compiler:
                     job.verdict.set_result(error)
             finally:
                 self._turns.charge(tenant, clock.monotonic() - begun)
-                if self._jobs.get((tenant, job.constraint)) is job:
-                    del self._jobs[tenant, job.constraint]
+                if self._jobs.get((tenant, job.question)) is job:
+                    del self._jobs[tenant, job.question]
 
-    async def _compile(self, job: _Job) -> str:
-        error = self._known.get(job.constraint)  # another tenant may have asked for the same
-        if error is None:
-            if self._grammars is None:
-                self._grammars = Grammars(job.model.located, job.model.tokenizer.vocab_size, seconds=SECONDS)
-            check = partial(self._grammars.check, job.constraint)
-            error = await asyncio.get_running_loop().run_in_executor(self._pool, check)
-        self._known[job.constraint] = error
+    async def _answer(self, job: _Job) -> str:
+        if self._grammars is None:
+            self._grammars = Grammars(job.model.located, job.model.tokenizer.vocab_size, 1, SECONDS)
+        question = job.question
+        known = self._known.get(question)  # another tenant may have asked the same
+        if known is not None:
+            return known
+        error = await asyncio.get_running_loop().run_in_executor(
+            self._pool, _answer, self._grammars, question
+        )
+        if len(question.only) + len(question.never) <= KEPT_TOKENS:
+            self._known[question] = error
         if len(self._known) > KEPT:
             self._known.popitem(last=False)
         return error
@@ -134,3 +157,26 @@ class Compiler:
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._grammars is not None:
             self._grammars.end()
+
+
+def _answer(grammars: Grammars, question: Question) -> str:
+    if not (question.only or question.never):
+        return grammars.check(question.constraint)
+    grammars.open(0, question.constraint, ())
+    grammars.ask((0,))
+    masked = grammars.answer().get(0)
+    if masked is None or masked.error or masked.accepting:
+        return ""  # it cannot be told, or the text may be empty
+    return "" if _left(bytearray(masked.bits), question) else "no token is left"
+
+
+def _left(bits: bytearray, question: Question) -> bool:
+    """Whether a token is left of the mask `bits`."""
+    size = len(bits) * 8
+    if question.only:
+        allowed = {token for token in question.only if token < size and bits[token >> 3] >> (token & 7) & 1}
+        return not allowed <= question.never
+    for token in question.never:
+        if token < size:
+            bits[token >> 3] &= ~(1 << (token & 7))
+    return any(bits)

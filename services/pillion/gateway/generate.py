@@ -9,7 +9,7 @@ from pillion import clock, ids
 from pillion.gateway import thinking
 from pillion.gateway.call import Call, running
 from pillion.gateway.heads import Once, StreamHead
-from pillion.gateway.protocol.entry import Envelope, cut, entry
+from pillion.gateway.protocol.entry import Envelope, cut, entry, single
 from pillion.gateway.protocol.request import Generation, Messages, Texts
 from pillion.gateway.reply import reply
 from pillion.gateway.state import Sender, State
@@ -34,11 +34,14 @@ async def generate(
         await state.texter(lambda: model.words(asked.wishes.bad_words)) if asked.wishes.bad_words else ()
     )
     asked = model.shaped(asked, prompts)
-    if asked.shape is not None:
+    if (shape := asked.shape) is not None:
         # Where nobody needs a key, who asks is told by the address.
-        await state.compiler.check(model, asked.shape, sender.tenant or http.remote or "")
+        who = sender.tenant or http.remote or ""
+        await state.compiler.check(model, shape, who)
         if asked.output.thinking:
-            asked = replace(asked, shape=asked.shape.behind(thinking.CLOSE))
+            asked = replace(asked, shape=shape.behind(thinking.CLOSE))
+        else:
+            await state.compiler.begins(model, shape, asked.wishes, single(bad_words), who)
     # Asked again: nothing waits from here to where the request counts as live, so no drain overlooks it.
     facts = state.ready(model)
     label = asked.label or sender.label

@@ -73,7 +73,7 @@ class Standing:
     def end(self) -> str:
         """In a word, of one that is `finished`."""
         ends = {choice.finish for choice in self.record.choices} if self.record else set()
-        if self.refused is not None or "error" in ends:
+        if self.refused is not None or ends & {"error", "impossible"}:
             return "failed"
         return "cancelled" if self.cancelled and "cancelled" in ends else "finished"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pillion.contracts.entries import TokenLogprob, Tokens
-from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.protocol.errors import CONTRADICTION, ApiError
 from pillion.gateway.protocol.request import Output
 from pillion.gateway.reading import reader
 from pillion.gateway.source import Part
@@ -148,6 +148,8 @@ class Choice:
             raise ApiError(
                 500, item.error or "The generation failed.", type="server_error", code="generation_failed"
             )
+        if item.finish == "impossible":
+            raise ApiError(400, item.error or "The request contradicts itself.", code=CONTRADICTION)
         if item.finish == "cancelled":
             raise ApiError(
                 503, item.error or "The request was cancelled.", type="server_error", code="cancelled"

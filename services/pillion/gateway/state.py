@@ -107,7 +107,9 @@ class State:
         return self.replicas.models().get(model.name)
 
     def limits(self, facts: Facts) -> Limits:
-        return Limits(facts.max_model_len, facts.vocab_size, self.config.gateway.max_choices)
+        return Limits(
+            facts.max_model_len, facts.vocab_size, self.config.gateway.max_choices, facts.end_tokens
+        )
 
     def ready(self, model: Model) -> Facts:
         """The model's facts. Raises ApiError (503) while nothing can run it."""

@@ -55,7 +55,7 @@ class RowResult:
     slot: int
     incarnation: int
     tokens: tuple[int, ...]
-    finish: str | None = None  # "stop", "length", "error"
+    finish: str | None = None  # "stop", "length", "error", "impossible"
     logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
 

@@ -6,7 +6,13 @@ from pillion.contracts import executor_pb2 as pb
 from pillion.contracts.entries import SCHEMA, Facts, Sampling, TokenLogprob
 from pillion.scheduler.messages import Plan, RowResult, StepDone, Take
 
-_FINISH = {pb.RUNNING: None, pb.STOP: "stop", pb.LENGTH: "length", pb.ERROR: "error"}
+_FINISH = {
+    pb.RUNNING: None,
+    pb.STOP: "stop",
+    pb.LENGTH: "length",
+    pb.ERROR: "error",
+    pb.IMPOSSIBLE: "impossible",
+}
 
 
 def open_message(epoch: int, replica: str) -> pb.ToExecutor:

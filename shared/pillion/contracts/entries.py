@@ -133,7 +133,9 @@ class Tokens(Struct, frozen=True, array_like=True):
     choice: Count
     position: Count
     tokens: tuple[Token, ...]
-    finish: str | None = None  # "stop", "length", "cancelled", "error"
+    finish: str | None = (
+        None  # "stop", "length", "cancelled", "error", "impossible" (nothing was left to draw)
+    )
     stop_token: int | None = None  # the end token or stop id that ended it; it is the last of `tokens`
     cached: int = 0  # prompt tokens taken from the prefix index when the choice was first scheduled
     logprobs: tuple[TokenLogprob, ...] | None = None  # one for each of `tokens` where asked for

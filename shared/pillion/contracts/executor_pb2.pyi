@@ -31,6 +31,8 @@ class _FinishEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Finish.ValueTy
     STOP: _Finish.ValueType  # 1
     LENGTH: _Finish.ValueType  # 2
     ERROR: _Finish.ValueType  # 3
+    IMPOSSIBLE: _Finish.ValueType  # 4
+    """what was asked for leaves no token to draw"""
 
 class Finish(_Finish, metaclass=_FinishEnumTypeWrapper): ...
 
@@ -38,6 +40,8 @@ RUNNING: Finish.ValueType  # 0
 STOP: Finish.ValueType  # 1
 LENGTH: Finish.ValueType  # 2
 ERROR: Finish.ValueType  # 3
+IMPOSSIBLE: Finish.ValueType  # 4
+"""what was asked for leaves no token to draw"""
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
@@ -556,7 +560,7 @@ class StepResult(_message.Message):
 
     @_builtins.property
     def errors(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
-        """slot to message, where finish is ERROR"""
+        """slot to message, where finish is ERROR or IMPOSSIBLE"""
 
     def __init__(
         self,

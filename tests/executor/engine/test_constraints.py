@@ -194,6 +194,21 @@ def test_a_complete_text_ends_its_sequence_whatever_was_wished(
     assert [token for token in sequence.output if token in known.ends] == sequence.output[-1:]
 
 
+def test_a_request_that_contradicts_itself_ends_alone_and_names_its_fields(
+    demo_bfloat16: Engine, drive: Any, known: Vocabulary, prompt: list[int]
+) -> None:
+    driver = drive(demo_bfloat16, record=False)
+    only = [known.pieces.index(b"n")]
+    constraint = pb.Constraint(kind="regex", text="no")
+    sequence = driver.add(prompt, 12, constraint=constraint, allowed_token_ids=only, min_tokens=1)
+    other = driver.add(prompt, 3)
+    driver.finish([sequence, other])
+    assert (sequence.output, sequence.finish) == (only, pb.IMPOSSIBLE)
+    assert "after 1 tokens" in sequence.error
+    assert "guided_..., tools), allowed_token_ids." in sequence.error
+    assert len(other.output) == 3 and not other.error
+
+
 def test_a_grammar_process_that_is_killed_changes_nothing(
     demo_bfloat16: Engine, drive: Any, prompt: list[int]
 ) -> None:

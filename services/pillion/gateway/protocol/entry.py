@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pillion.contracts.entries import Request, Sampling
-from pillion.gateway.protocol.errors import bad
+from pillion.gateway.protocol.errors import bad, contradiction
 from pillion.gateway.protocol.request import Generation, Wishes
 from pillion.modelfiles import SamplingDefaults
 
@@ -18,6 +18,7 @@ class Limits:
     max_model_len: int  # tokens a sequence, prompt and output
     vocab_size: int
     max_choices: int  # sequences a request
+    end_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ def entry(
             longest = max(map(len, prompts), default=0)
             max_tokens = max(1, min(max_tokens, limits.max_model_len - longest))
     _context(asked, prompts, limits)
+    _drawable(asked.wishes, limits, bad_words, constrained=asked.shape is not None)
     return Request(
         id=envelope.id,
         gateway=envelope.gateway,
@@ -146,6 +148,32 @@ def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits
             f"Shorten the prompt, or ask for at most {limits.max_model_len - len(prompt)}.",
             "context_length_exceeded",
         )
+
+
+def _drawable(
+    wishes: Wishes, limits: Limits, bad_words: tuple[tuple[int, ...], ...], *, constrained: bool
+) -> None:
+    """Something has to be left that an answer can begin with. A constraint has a say in when it ends."""
+    left, fields = set(wishes.allowed_token_ids), ["allowed_token_ids"]
+    if not left:
+        return
+    if left & (words := single(bad_words)):
+        left -= words
+        fields.append("bad_words")
+    if (
+        wishes.min_tokens
+        and not constrained
+        and left & (ends := {*limits.end_tokens, *wishes.stop_token_ids})
+    ):
+        left -= ends
+        fields.append("min_tokens")
+    if not left:
+        raise contradiction(fields)
+
+
+def single(words: tuple[tuple[int, ...], ...]) -> set[int]:
+    """Those of the words that are one token."""
+    return {word[0] for word in words if len(word) == 1}
 
 
 def _sampling(

@@ -1,14 +1,16 @@
 """What a client is told when its request cannot be served, in OpenAI's error shape."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from pillion.contracts.entries import Rate, Refusal
 
-# Codes that decide how a request goes on.
+# Codes that more than one place knows.
 CANCELLED = "cancelled"
 BUS_GONE = "bus_unavailable"
 MOVED = "stream_moved"
+CONTRADICTION = "contradiction"
 
 MAX_MESSAGE = 600  # characters; a template or a library may have put the user's text into one
 MAX_PARAM = 128
@@ -62,6 +64,15 @@ def _cut(text: str, most: int) -> str:
 def bad(param: str | None, message: str, code: str | None = None) -> ApiError:
     """A 400 that names the parameter."""
     return ApiError(400, message, param=param, code=code)
+
+
+def contradiction(fields: Sequence[str]) -> ApiError:
+    """A 400: the fields together leave no token that an answer could begin with."""
+    return bad(
+        fields[0],
+        f"{' and '.join(fields)} leave no token that the answer could begin with. Ask for less of it.",
+        CONTRADICTION,
+    )
 
 
 def unavailable(code: str, message: str, retry_after: float = 1.0) -> ApiError:

@@ -6,7 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from pillion.gateway.absent import ABSENT
-from pillion.gateway.fields import BUDGET, CHAT, COMPLETION, FIELDS, GENERATE, STREAM_OPTIONS, Field
+from pillion.gateway.fields import (
+    BUDGET,
+    CHAT,
+    COMPLETION,
+    DETOKENIZE,
+    FIELDS,
+    GENERATE,
+    STREAM_OPTIONS,
+    TABLE,
+    TOKENIZE,
+    Field,
+    Form,
+)
 from pillion.gateway.meanings import MEANINGS, ROUTES
 from pillion.gateway.protocol.values import INT32, INT64
 
@@ -41,6 +53,11 @@ def page() -> str:
         "refused": _table("field", "for", "why", "taken all the same")(
             [f"`{field.name}`", _forms(field), field.why, _values(field.unless)] for field in refused
         ),
+        "tokenize": _acted(_of(TOKENIZE)),
+        "tokenize_refused": ", ".join(
+            f"`{field.name}` ({field.why})" for field in _of(TOKENIZE) if field.refused
+        ),
+        "detokenize": _acted(_of(DETOKENIZE)),
         "budget": _acted(BUDGET.values()),
         "absent": _table("endpoints", "why, or what instead")(
             [", ".join(f"`{path}`" for path, why in ABSENT.items() if why == reason), reason]
@@ -51,6 +68,10 @@ def page() -> str:
     for name, table in tables.items():
         text = text.replace(f"{{{name}}}", table)
     return text
+
+
+def _of(form: Form) -> list[Field]:
+    return list(TABLE[form].values())
 
 
 def _table(*head: str) -> Callable[[Iterable[list[str]]], str]:

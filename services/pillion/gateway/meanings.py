@@ -5,7 +5,7 @@ from collections.abc import Mapping
 MEANINGS: Mapping[str, str] = {
     "model": "Which model answers; absent: the served one.",
     "messages": "The chat. Contents are texts, or arrays of text parts. Keys that are not known are ignored.",
-    "prompt": "A text, an array of texts, token ids, or an array of arrays of them.",
+    "prompt": "A text; completions also take an array of texts, token ids, or an array of arrays of them.",
     "tokens": "Token ids.",
     "add_generation_prompt": "Whether the template opens the assistant's turn.",
     "continue_final_message": "The answer goes on the last message; with `add_generation_prompt` false.",

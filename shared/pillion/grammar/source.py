@@ -28,7 +28,7 @@ _SHARED = ("$defs", "definitions")  # at the top, for references
 _MAPS = ("properties", "patternProperties")
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "not")
-MAX_LOOKS = 200  # subschemas that are tried in search of the one that is at fault
+MAX_LOOKS = 200  # schemas that are tried in search of the one that is at fault
 
 
 class GrammarError(ValueError):
@@ -68,15 +68,23 @@ def words(constraint: Constraint, error: str, compiles: Callable[[Constraint], s
     text = _PLACE.sub("", error)
     match constraint.kind:
         case "json":
-            said = _first_line(text.removeprefix(_JSON_ERROR))
+            said = _reason(text)
             where = _at_fault(json.loads(constraint.text), error, compiles)
             return f"{said} (at {where})"
         case "regex":
-            text = _REGEX_ERROR.sub("", text)
-            return _first_line(text.partition("\nerror: ")[2] or text.partition("; ")[0])
+            return _reason(_REGEX_ERROR.sub("", text).partition("; ")[0])
         case _:
             said = _first_line(text)
             return f"line {place[1]}, column {place[2]}: {said}" if place else said
+
+
+def _reason(error: str) -> str:
+    """What is wrong, of an error that also quotes what it is about."""
+    text = _PLACE.sub("", error).removeprefix(_JSON_ERROR)
+    _, quoted, why = text.partition("\nerror: ")  # of a regular expression
+    if not quoted:
+        return _first_line(text)
+    return f"{'a pattern cannot be read: ' if _JSON_ERROR in error else ''}{_first_line(why)}"
 
 
 def _first_line(text: str) -> str:
@@ -86,21 +94,30 @@ def _first_line(text: str) -> str:
 def _at_fault(schema: dict[str, Any], error: str, compiles: Callable[[Constraint], str]) -> str:
     """JSON pointer of the innermost subschema that gives the same error by itself."""
     shared = {name: schema[name] for name in _SHARED if name in schema}
-    where, looks, said = "#", 0, _essence(error)
-    while True:
-        for path, inner in _inner(schema, top=where == "#"):
-            looks += 1
-            if looks > MAX_LOOKS:
-                return where
-            if _essence(compiles(Constraint("json", json.dumps(shared | inner)))) == said:
-                where, schema = f"{where}/{path}", inner
-                break
-        else:
-            return where
+    shared["x-guidance"] = {"lenient": schema.get("x-guidance", {}).get("lenient", False)}
+    where, looks, said = "#", 0, _reason(error)
+
+    def fails(inner: dict[str, Any]) -> bool:
+        nonlocal looks
+        looks += 1
+        return _reason(compiles(Constraint("json", json.dumps(shared | inner)))) == said
+
+    while looks < MAX_LOOKS:
+        suspects = list(_inner(schema, top=where == "#"))
+        while len(suspects) > 1:  # halves, since there may be thousands
+            first, second = suspects[: len(suspects) // 2], suspects[len(suspects) // 2 :]
+            suspects = first if fails(_all([inner for _, inner in first])) else second
+        if not suspects or not fails(suspects[0][1]):
+            break
+        path, schema = suspects[0]
+        where = f"{where}/{path}"
+    return where
 
 
-def _essence(error: str) -> str:
-    return _first_line(_PLACE.sub("", error))
+def _all(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    """A schema that compiles only if they all do."""
+    properties = {str(number): schema for number, schema in enumerate(schemas)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _inner(schema: dict[str, Any], top: bool) -> Iterator[tuple[str, dict[str, Any]]]:

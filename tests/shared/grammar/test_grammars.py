@@ -56,6 +56,23 @@ WRONG = {
         "Unsatisfiable schema: minimum (5) is greater than maximum (3) (at #)",
     ),
     "endless": (schema(**{"$ref": "#"}), "no text fits it (at #)"),
+    "pattern": (
+        schema(properties={"a": {"items": {"pattern": "(?=x)"}}, "c": {"pattern": "("}}),
+        "a pattern cannot be read: look-around, including look-ahead and look-behind, is not supported "
+        "(at #/properties/a/items)",
+    ),
+    "one of many": (
+        schema(properties={f"p{number}": {"not": {}} if number == 997 else {} for number in range(999)}),
+        'Unimplemented keys: ["not"] (at #/properties/p997)',
+    ),
+    "lenient": (
+        schema(properties={"a": {"not": {}}, "b": {"pattern": "("}}, **{"x-guidance": {"lenient": True}}),
+        "a pattern cannot be read: unclosed group (at #/properties/b)",
+    ),
+    "blanks": (
+        schema(properties={"a": {}}, **{"x-guidance": {"whitespace_pattern": "("}}),
+        "a pattern cannot be read: unclosed group (at #)",
+    ),
     "elsewhere": (schema(**{"$ref": "http://x/y"}), "Resource 'http://x/y' is not present"),
     "deep": (Constraint("json", '{"items":' * 5000 + "{}" + "}" * 5000), "it is nested too deeply"),
     "look-ahead": (

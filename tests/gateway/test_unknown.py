@@ -1,8 +1,11 @@
-"""Unknown top-level fields where they are let pass."""
+"""Unknown fields where they are let pass."""
 
 from typing import Any
 
-from pillion.gateway.fields import CHAT, TOKENIZE
+import jsonschema_rs
+
+from pillion.gateway import openapi
+from pillion.gateway.fields import CHAT, COMPLETION, TABLE, TOKENIZE
 from pillion.gateway.unknown import TOLD, Unknown
 
 
@@ -23,6 +26,36 @@ async def test_a_gateway_that_warns_ignores_them_counts_them_and_tells_each_once
     status, answered, _ = await stack.fetch("POST", "/v1/completions", json=body | {"suffix": "x"})
     assert (status, answered["error"]["param"]) == (400, "suffix")
     assert (await stack.fetch("POST", "/tokenize", json={"prompt": "x", "y": 1}))[0] == 200
+
+
+def test_names_inside_of_fields_are_let_pass_too() -> None:
+    counted: list[int] = []
+    unknown = Unknown("warn", counted.append)
+    schema = {"type": "object", "x": 1}
+    known = {
+        "prompt": "x",
+        "stream_options": {"include_usage": True},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+        "structured_outputs": {"regex": "a"},
+    }
+    body: dict[str, Any] = {
+        "prompt": "x",
+        "stream_options": {"include_usage": True, "x": 1},
+        "response_format": {
+            "type": "json_schema", "json_schema": {"name": "n", "schema": schema, "x": 1}, "y": None
+        },
+        "structured_outputs": {"regex": "a", "backend": "b"},
+    }  # fmt: skip
+    assert unknown.sift(body, COMPLETION) == known and counted == [4]
+    assert unknown.sift({"prompt": "x", "structured_outputs": 5}, COMPLETION)["structured_outputs"] == 5
+    # The document says so.
+    for more in (False, True):
+        document = openapi.body(TABLE[COMPLETION], {}, more)
+        for name in ("response_format", "structured_outputs", "stream_options"):
+            schema = document["properties"][name]
+            assert jsonschema_rs.is_valid(schema, body[name]) == more, name
+            assert jsonschema_rs.is_valid(schema, known[name])
+            assert not jsonschema_rs.is_valid(schema, {"regex": 5, "type": 5, "include_usage": 5})
 
 
 def test_only_so_many_names_are_told(caplog: Any) -> None:

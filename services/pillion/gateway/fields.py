@@ -8,7 +8,7 @@ sampling fields that open-source servers have in common.
 import difflib
 import enum
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -263,7 +263,7 @@ def read(body: Mapping[str, Any], table: Mapping[str, Field], prefix: str = "") 
     return result
 
 
-def unknown(body: Mapping[str, Any], table: Mapping[str, Field]) -> list[str]:
+def unknown(body: Mapping[str, Any], table: Collection[str]) -> list[str]:
     """The fields that are not in the table."""
     return [name for name in body if name not in table]
 

@@ -16,6 +16,7 @@ from pillion.gateway.fields import (
 )
 from pillion.gateway.meanings import MEANINGS, ROUTES
 from pillion.gateway.page import FILES
+from pillion.gateway.protocol import structured
 from pillion.version import VERSION
 
 BODIES: Mapping[str, Mapping[str, Field]] = {
@@ -123,8 +124,20 @@ def _property(field: Field, limits: Mapping[str, Mapping[str, Any]], more: bool)
     schema: dict[str, Any] = {**field.check.schema, **limits.get(field.name, {})}
     if field.name == "stream_options":
         schema = body(STREAM_OPTIONS, {}, more)
+    if more and field.name in structured.NESTED:
+        schema = _opened(schema)
     schema = schema | {"description": MEANINGS[field.name]}
     return schema if field.required else {"anyOf": [schema, {"type": "null"}]}
+
+
+def _opened(schema: Any) -> Any:
+    """The same with names that are not known let pass."""
+    match schema:
+        case dict():
+            return {key: _opened(item) for key, item in schema.items() if key != "additionalProperties"}
+        case list() | tuple():
+            return [_opened(item) for item in schema]
+    return schema
 
 
 def _limits(models: Collection[str], facts: Facts | None) -> Mapping[str, Mapping[str, Any]]:

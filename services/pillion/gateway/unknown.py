@@ -1,15 +1,17 @@
-"""Top-level fields that nobody knows, at a gateway that lets them pass: ignored, counted, told once each."""
+"""Fields that nobody knows, at a gateway that lets them pass: ignored, counted, told once each."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pillion.gateway import fields
 from pillion.gateway.fields import STREAM_OPTIONS, TABLE, Form
+from pillion.gateway.protocol.structured import NESTED
 
 log = logging.getLogger(__name__)
 
 TOLD = 100  # names; more are only counted
+_NESTED: Mapping[str, Collection[str]] = {"stream_options": STREAM_OPTIONS, **NESTED}
 
 
 class Unknown:
@@ -24,12 +26,10 @@ class Unknown:
         """The body as it is to be read."""
         if not self._passes:
             return body
-        body, names = _without(body, fields.unknown(body, TABLE[form]))
-        options = body.get("stream_options")
-        if isinstance(options, dict):
-            known, inner = _without(options, fields.unknown(options, STREAM_OPTIONS))
-            body = body | {"stream_options": known}
-            names += [f"stream_options.{name}" for name in inner]
+        body, names = _without(body, (), TABLE[form])
+        for path, known in _NESTED.items():
+            body, inner = _without(body, path.split("."), known)
+            names += [f"{path}.{name}" for name in inner]
         if names:
             self._count(len(names))
         for name in map(fields.shown, names):
@@ -39,5 +39,15 @@ class Unknown:
         return body
 
 
-def _without(body: dict[str, Any], names: list[str]) -> tuple[dict[str, Any], list[str]]:
-    return {name: value for name, value in body.items() if name not in names}, names
+def _without(
+    body: dict[str, Any], path: Sequence[str], known: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The body without the names that are not known in the object at `path`; and these."""
+    if not path:
+        names = fields.unknown(body, known)
+        return {name: value for name, value in body.items() if name not in names}, names
+    inner = body.get(path[0])
+    if not isinstance(inner, dict):
+        return body, []
+    inner, names = _without(inner, path[1:], known)
+    return body | {path[0]: inner}, names

@@ -97,7 +97,7 @@ IGNORED_FIELDS = Metric(
     "pillion_ignored_fields_total",
     "counter",
     "user",
-    "Unknown top-level fields that were ignored, with --unknown-fields warn.",
+    "Unknown fields of requests that were ignored, with --unknown-fields warn.",
 )
 
 QUEUE_REQUESTS = Metric(

@@ -6,7 +6,7 @@ Sources: OpenAI's API reference for `response_format`, and the forms that open-s
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pillion.contracts.entries import MAX_CONSTRAINT, Constraint
@@ -20,7 +20,15 @@ MAX_CHOICE = 1024  # characters
 SPACES = r"[\x20\x0A\x0D\x09]{1,32}"
 _EBNF = re.compile(r"(?m)^\s*[\w-]+\s*::=")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_BLANKS = ("whitespace_pattern", "disable_any_whitespace")
+_NAMED = ("name", "description", "schema", "strict")
 FORMATS = ("text", "json_object", "json_schema")
+NESTED: Mapping[str, Collection[str]] = {
+    "response_format": ("type", "schema", "json_schema"),
+    "response_format.json_schema": _NAMED,
+    "structured_outputs": (*_KINDS, *_BLANKS),
+}
+"""The names that there are inside of fields."""
 
 _long = values.text(MAX_CONSTRAINT)
 _object = {"type": "object"}
@@ -126,7 +134,7 @@ def response_format(name: str, value: Any) -> Shape | None:
         )
     path = f"{name}.json_schema"
     wanted = values.mapping(path, given.get("json_schema"))
-    _only(path, wanted, ("name", "description", "schema", "strict"))
+    _only(path, wanted, _NAMED)
     for key, check in (
         ("name", values.text(1024)),
         ("description", values.text(1 << 16, empty=True)),
@@ -154,7 +162,7 @@ def response_format(name: str, value: Any) -> Shape | None:
 def structured_outputs(name: str, value: Any) -> Shape:
     """vLLM's: one constraint, and how JSON may be spaced."""
     given = {key: item for key, item in values.mapping(name, value).items() if item is not None}
-    _only(name, given, _KINDS, ("whitespace_pattern", "disable_any_whitespace"))
+    _only(name, given, _KINDS, _BLANKS)
     if given.get("json_object") is False:
         del given["json_object"]
     kinds = [key for key in _KINDS if key in given]

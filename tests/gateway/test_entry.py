@@ -65,6 +65,19 @@ def test_an_overflow_tells_the_prompt_s_length_the_limit_and_max_tokens() -> Non
         assert "max_tokens" in error.message
 
 
+def test_what_would_help_is_told() -> None:
+    """Neither a shorter prompt nor a cut one does where the answer alone is too long."""
+    for prompt, max_tokens, advice in (
+        (LONG, 3, "Shorten it, or send truncate_prompt_tokens."),
+        (LONG, 10, "Shorten it, and ask for fewer than 10."),
+        (LONG[:9], 7, "Shorten the prompt, or ask for at most 1."),
+        (LONG[:9], 10, "Ask for at most 1."),
+    ):
+        assert refusal(prompt, max_tokens=max_tokens).message.endswith(f". {advice}")
+    cut_too = refusal(LONG, max_tokens=10, truncate_prompt_tokens=-1)
+    assert "truncate" not in cut_too.message
+
+
 @pytest.mark.parametrize(
     ("asked", "words", "fields"),
     [

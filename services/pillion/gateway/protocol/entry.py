@@ -130,22 +130,27 @@ def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits
         if not prompt:
             raise bad(form, f"{form} gives no tokens.", "empty_string")
         wanted = _wanted(asked)
+        room = wanted < limits.max_model_len  # for some prompt
         if len(prompt) + wanted <= limits.max_model_len:
             continue
         limit = f"This server takes at most {limits.max_model_len} tokens, prompt and output together"
         if len(prompt) >= limits.max_model_len:
             asks = f", max_tokens asks for {asked.max_tokens} more" if asked.max_tokens else ""
+            advice = (
+                "or send truncate_prompt_tokens" if room else f"and ask for fewer than {limits.max_model_len}"
+            )
             raise bad(
                 form,
                 f"{limit}; the prompt has {len(prompt)} and leaves no room for an answer{asks}. "
-                "Shorten it, or send truncate_prompt_tokens.",
+                f"Shorten it, {advice}.",
                 "context_length_exceeded",
             )
         param = "max_tokens" if asked.max_tokens else "min_tokens"
+        advice = "Shorten the prompt, or ask" if room else "Ask"
         raise bad(
             param,
             f"{limit}; the prompt has {len(prompt)} and {param} asks for {wanted} more. "
-            f"Shorten the prompt, or ask for at most {limits.max_model_len - len(prompt)}.",
+            f"{advice} for at most {limits.max_model_len - len(prompt)}.",
             "context_length_exceeded",
         )
 

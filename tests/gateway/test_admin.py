@@ -70,6 +70,7 @@ async def test_its_key_is_its_own(start: Any) -> None:
         for key in ({}, {"Authorization": "Bearer client"}, {"Authorization": "Bearer "}):
             status, body, _ = await stack.fetch(method, path, headers=key, json={})
             assert (status, body["error"]["code"]) == (401, "invalid_api_key"), path
+            assert "the administrator's key (--admin-key)" in body["error"]["message"]
     assert (await stack.fetch("GET", "//admin/v1//replicas/", headers=KEY))[0] == 200
     assert (await stack.fetch("GET", "/v1/models", headers=KEY))[0] == 401
     assert not await stack.driver.connection.call("EXISTS", stack.driver.keys.control("0"))

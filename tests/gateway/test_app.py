@@ -2,6 +2,7 @@
 
 import time
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -29,6 +30,8 @@ async def test_what_is_not_there(start: Any) -> None:
     for method, path, status, code in (
         ("GET", "/page", 404, "not_found"),
         ("GET", "/v2/x", 404, "not_found"),
+        ("GET", "/v2%0a/x%0d%0a", 404, "not_found"),
+        ("GET", "/v1/models/a%0a", 404, "model_not_found"),
         ("POST", "/v1/embeddings", 404, "not_found"),
         ("POST", "/v1/responses", 404, "not_found"),
         ("POST", "/v1/audio/speech", 404, "not_found"),
@@ -45,7 +48,7 @@ async def test_what_is_not_there(start: Any) -> None:
         if code == "not_found":
             message = body["error"]["message"]
             assert message.startswith(
-                f"The endpoint {path} is not supported here{': ' * path.startswith('/v1')}"
+                f"The endpoint {unquote(path)} is not supported here{': ' * path.startswith('/v1')}"
             )
             for there in ("/v1/chat/completions", "/v1/streams/{id}", "/tokenize", "/openapi.json"):
                 assert there in body["error"]["message"]

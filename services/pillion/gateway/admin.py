@@ -114,7 +114,7 @@ class Admin:
             raise ApiError(404, "There is no replica of this name.", code="not_found")
         control = word(beat)
         entry = await self._state.outbox.control(name, control)
-        log.info("an administrator tells replica %s: %s %s", name, http.method, http.path)
+        log.info("an administrator tells replica %s: %s %r", name, http.method, http.path)
         patience = clock.monotonic() + PATIENCE
         while beat is not None and beat.epoch == control.epoch and clock.monotonic() < patience:
             if _place(beat.controlled) >= _place(entry):

@@ -74,7 +74,7 @@ class App:
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=self.state.config.gateway.max_body_bytes)
-        application.router.add_route("*", "/{path:.*}", self._answer)
+        application.router.add_route("*", "/{path:(?s:.*)}", self._answer)
         application.on_response_prepare.append(_mark)
         return application
 

@@ -18,8 +18,13 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 class Keys:
     """The keys that open the door; none at all means that it stands open."""
 
-    def __init__(self, keys: Iterable[str], file: str | Path | None = None) -> None:
-        """`keys` as clients send them; `file` has tenants and hashes, see `_listed`. Raises ConfigError."""
+    def __init__(
+        self, keys: Iterable[str], file: str | Path | None = None, kind: str = "one of this server's API keys"
+    ) -> None:
+        """`keys` as clients send them; `file` has tenants and hashes, see `_listed`; `kind`: what is wanted,
+        for people. Raises ConfigError.
+        """
+        self._kind = kind
         hashes = [_hash(key) for key in keys]
         self._own = tuple((known, known.hex()[:TENANT_LENGTH]) for known in hashes)
         self.files = () if file is None else (Path(file).expanduser(),)
@@ -48,12 +53,12 @@ class Keys:
             return ""
         scheme, _, key = (header or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
-            raise _refused("You must send an API key: Authorization: Bearer YOUR_KEY.")
+            raise _refused(f"You must send {self._kind}: Authorization: Bearer YOUR_KEY.")
         given = _hash(key.strip())
         # All are compared, so that the time tells nothing.
         found = [tenant for known, tenant in self._known if hmac.compare_digest(given, known)]
         if not found:
-            raise _refused("The API key is not one of this server's.")
+            raise _refused(f"The key that you sent is not {self._kind}.")
         return found[0]
 
 

@@ -64,7 +64,10 @@ class State:
         self.names = keys
         self.replicas = Replicas()
         self.keys = auth.Keys(config.gateway.api_key, config.gateway.api_keys_file)
-        self.admins = auth.Keys((config.gateway.admin_key,) if config.gateway.admin_key else ())
+        self.admins = auth.Keys(
+            (config.gateway.admin_key,) if config.gateway.admin_key else (),
+            kind="the administrator's key (--admin-key)",
+        )
         self.hosts = Hosts(config.gateway.host, config.gateway.allowed_hosts, keys=self.keys.needed)
         self.texter = Texter()
         self.compiler = Compiler()

@@ -266,6 +266,7 @@ class Drive:
         self.lives: dict[int, int] = {}  # of the holders' requests
         self.named: dict[int, set[tuple[str, int]]] = {}  # by step
         self._busy: dict[int, set[tuple[str, int, int]]] = {}  # by step, lives apart
+        self.listeners: list = []  # get each event with its time and commands
         if connect:
             self.connect()
 
@@ -273,7 +274,10 @@ class Drive:
         self.events.append((event, self.now))
         preempted = self.core._counters.preemptions
         several = any(plan.steps > 1 for plan in self.in_flight)
-        for command in self.core.handle(event, self.now):
+        commands = self.core.handle(event, self.now)
+        for listener in self.listeners:
+            listener(event, self.now, commands)
+        for command in commands:
             match command:
                 case SendPlan(plan):
                     self._name(plan)

@@ -8,6 +8,7 @@ import msgspec
 from pillion.config import Config, ConfigError, load
 from pillion.ops.compare import compare
 from pillion.ops.options import Command, config_options, configure, fail
+from pillion.ops.replay.command import replay
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -145,6 +146,9 @@ def key(tenant: str) -> None:
     made, known = new()
     click.echo(f"the key of {tenant}, shown only now: {made}", err=True)
     click.echo(f'{tenant} = "{known}"')
+
+
+main.add_command(replay)
 
 
 @main.group(cls=_Group)

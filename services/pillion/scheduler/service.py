@@ -7,6 +7,7 @@ to the journal. One task hands events to the core, so nothing here needs a lock.
 import asyncio
 import logging
 import time
+from pathlib import Path
 
 import msgspec
 from redis.exceptions import RedisError
@@ -15,7 +16,7 @@ from pillion import clock, ids
 from pillion.actors import Exit, Mailbox, Stop, Supervisor
 from pillion.bus import Connection, Group, Keys, Lease, Tail, Watch
 from pillion.bus.ledger import Ledger, Opened
-from pillion.config import Config, ConfigError
+from pillion.config import Config, ConfigError, Scheduler
 from pillion.contracts.access import Access
 from pillion.contracts.entries import Cancel, Facts, Heartbeat, UnknownSchema, decode
 from pillion.scheduler.beat import Beat
@@ -40,9 +41,12 @@ from pillion.scheduler.messages import (
 )
 from pillion.scheduler.observe import Observer
 from pillion.scheduler.publisher import GROUP, Publisher, Refused, Step
+from pillion.scheduler.recorded import Header
+from pillion.scheduler.recording import Recorder
 from pillion.scheduler.spans import Spans
 from pillion.telemetry import names
 from pillion.telemetry.endpoint import endpoint
+from pillion.version import VERSION
 from pillion.words import counted
 
 log = logging.getLogger(__name__)
@@ -61,7 +65,7 @@ class Service:
     """One replica's scheduler, once the lease is held."""
 
     def __init__(self, config: Config, url: str) -> None:
-        """Raises ConfigError for certificates that cannot be used."""
+        """Raises ConfigError for certificates or a folder that cannot be used."""
         replica = config.scheduler.replica
         self.config = config
         self.replica = replica
@@ -73,6 +77,7 @@ class Service:
         read, cancel, control, publish, beat, lease, watch = self._connections
         self.lease = Lease(lease, self.keys, f"replica:{replica}", config.scheduler.lease_seconds)
         self.core = Core(config.scheduler)
+        self._recorder = _recorder(config.scheduler)
         self.ledger = Ledger()
         self.observer = Observer()
         self.spans = Spans()
@@ -154,9 +159,11 @@ class Service:
         seconds = self.observer.metrics[names.SCHEDULE_SECONDS]
         while True:
             event = await self.mailbox.get()
-            start = time.perf_counter()
-            commands = self.core.handle(event, clock.monotonic())
+            now, start = clock.monotonic(), time.perf_counter()
+            commands = self.core.handle(event, now)
             seconds.observe(time.perf_counter() - start)
+            if self._recorder is not None:
+                self._recorder.put(event, now, commands)
             match event:
                 case StepDone():
                     self.observer.returned(event)
@@ -287,6 +294,8 @@ class Service:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._recorder is not None:
+            self._recorder.close()
         try:
             async with asyncio.timeout(2.0):
                 if self.lease.epoch:
@@ -297,6 +306,15 @@ class Service:
             log.warning("the lease is not released, it ends by itself: %s", error)
         for connection in self._connections:
             await connection.close()
+
+
+def _recorder(settings: Scheduler) -> Recorder | None:
+    """Raises ConfigError."""
+    if settings.record is None:
+        return None
+    known = msgspec.structs.replace(settings, record=None)  # where it lies is nobody's business
+    header = Header(VERSION, settings.replica, clock.wall(), known)
+    return Recorder(Path(settings.record).expanduser(), header, settings.record_bytes)
 
 
 def _with_limit(facts: Facts, limit: int) -> Facts:

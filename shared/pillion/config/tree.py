@@ -272,6 +272,16 @@ class Scheduler(Section, frozen=True):
     journal_retention: Annotated[
         float, Meta(description="how long a finished request's record is kept, seconds", gt=0)
     ] = 600.0
+    record: Annotated[
+        str | None,
+        Meta(
+            description="folder for a recording of what the scheduler decides on, see `pillion replay` [off]"
+        ),
+    ] = None
+    record_bytes: Annotated[
+        Positive,
+        Meta(description="most bytes of a recording, which then ends; older ones keep as much again"),
+    ] = 256 << 20
 
     @property
     def step_target(self) -> float | None:

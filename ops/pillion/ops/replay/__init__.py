@@ -1,0 +1,1 @@
+"""`pillion replay`: a recording's events through the core again, plan against plan."""

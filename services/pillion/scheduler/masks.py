@@ -1,0 +1,136 @@
+"""What stands in a recording for users' tokens: numbers that are equal exactly where prefixes are. Pure.
+
+Plans depend on tokens only by which prefixes are equal. The number for a token is a keyed hash (BLAKE2b) of
+the salt and of all tokens up to it: two sequences have the same numbers as far as they have the same tokens,
+and nothing in common behind that. So a replay finds the same prefix hits, whatever the block size. The key is
+drawn for one recording and written nowhere: who has the file cannot even try a guess at a prompt.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from hashlib import blake2b
+
+import msgspec
+
+from pillion.contracts.entries import Request, Sampling
+
+from .messages import Command, Connected, Event, Publish, Refuse, SendPlan, StepDone, Submitted
+
+KEY = 32  # bytes
+PAUSE_EVERY = 256  # tokens
+_STATE = 16  # bytes
+_NOTHING = Sampling(seed=0)
+
+
+class _Chain:
+    """A sequence's hash so far."""
+
+    __slots__ = ("_key", "_pause", "incarnations", "state")
+
+    def __init__(self, key: bytes, state: bytes, pause: Callable[[], None]) -> None:
+        self._key = key
+        self._pause = pause
+        self.state = state
+        self.incarnations: list[int] = []
+
+    def go_on(self, tokens: Iterable[int]) -> tuple[int, ...]:
+        key, state, numbers = self._key, self.state, []
+        for index, token in enumerate(tokens, 1):
+            state = blake2b(state + token.to_bytes(8, "little"), key=key, digest_size=_STATE).digest()
+            numbers.append(int.from_bytes(state[:4], "little") >> 1)
+            if not index % PAUSE_EVERY:
+                self._pause()
+        self.state = state
+        return tuple(numbers)
+
+
+class Masks:
+    """Follows the events of one core, each with the commands that it led to."""
+
+    def __init__(self, key: bytes, pause: Callable[[], None] = lambda: None) -> None:
+        """`pause` is called every few hundred tokens: whoever else wants to run then does."""
+        self._key = key
+        self._pause = pause
+        self._live: dict[str, dict[int, _Chain]] = {}
+        self._incarnations: dict[int, _Chain] = {}
+
+    def masked(self, event: Event, commands: list[Command]) -> Event:
+        """The event without users' tokens, salts, logprobs and what else plans do not depend on."""
+        match event:
+            case Submitted():
+                event = self._submitted(event)
+            case StepDone():
+                event = self._step_done(event, commands)
+            case Connected():
+                self._incarnations.clear()  # they count anew
+        for command in commands:
+            self._follow(command)
+        return event
+
+    def _submitted(self, event: Submitted) -> Submitted:
+        request = event.request
+        root = self._digest(b"salt:" + request.cache_salt.encode())
+        prompts, chains, done = [], {}, {}
+        for index, prompt in enumerate(request.prompts):
+            chain = _Chain(self._key, root, self._pause)
+            prompts.append(chain.go_on(prompt))
+            for choice in range(index * request.n, (index + 1) * request.n):
+                own = chains[choice] = _Chain(self._key, chain.state, self._pause)
+                if choice in event.done:
+                    done[choice] = own.go_on(event.done[choice])
+        self._live.setdefault(request.id, chains)  # it may be delivered again
+        return Submitted(
+            _bare(request, tuple(prompts), root.hex() if request.cache_salt else ""), done, event.ended
+        )
+
+    def _step_done(self, event: StepDone, commands: list[Command]) -> StepDone:
+        taken = {
+            (item.request, item.choice)
+            for command in commands
+            if isinstance(command, Publish)
+            for item in command.items
+            if item.tokens
+        }
+        counted = {id(self._live[request][choice]) for request, choice in taken if request in self._live}
+        rows = []
+        for row in event.rows:
+            chain = self._incarnations.get(row.incarnation)
+            # What came too late or from a lost plan is no part of its sequence.
+            counts = chain is not None and id(chain) in counted
+            tokens = chain.go_on(row.tokens) if chain is not None and counts else (0,) * len(row.tokens)
+            rows.append(replace(row, tokens=tokens, logprobs=None, error=None))
+        return replace(event, rows=tuple(rows))
+
+    def _follow(self, command: Command) -> None:
+        match command:
+            case SendPlan(plan):
+                for take in plan.take:
+                    chain = self._live[take.request.id][take.choice]
+                    chain.incarnations.append(take.incarnation)
+                    self._incarnations[take.incarnation] = chain
+            case Publish():
+                for request in (*command.finished, *command.parked):
+                    self._over(request)
+            case Refuse(refusal):
+                self._over(refusal.request)
+
+    def _over(self, request: str) -> None:
+        for chain in self._live.pop(request, {}).values():
+            for incarnation in chain.incarnations:
+                if self._incarnations.get(incarnation) is chain:
+                    del self._incarnations[incarnation]
+
+    def _digest(self, data: bytes) -> bytes:
+        return blake2b(data, key=self._key, digest_size=_STATE).digest()
+
+
+def _bare(request: Request, prompts: tuple[tuple[int, ...], ...], salt: str) -> Request:
+    return msgspec.structs.replace(
+        request,
+        prompts=prompts,
+        cache_salt=salt,
+        sampling=_NOTHING,
+        tenant="",
+        traceparent="",
+        fingerprint="",
+    )

@@ -1,0 +1,141 @@
+"""What was recorded replays to the same plans; a core that decides otherwise is found at its first plan."""
+
+import json
+import random
+
+import pytest
+from click.testing import CliRunner
+
+from pillion.ops.cli import main
+from pillion.ops.replay.replaying import Seen, count, replay
+from pillion.scheduler import policies, recorded
+from pillion.scheduler.core import Core
+from pillion.scheduler.masks import Masks
+from pillion.scheduler.roster import Roster
+from pillion.version import VERSION
+from tests.scheduler import conftest as toy
+
+KINDS = ("submit", "submit", "step", "step", "step", "step", "fail", "cancel", "park", "lose", "wait", "wait")
+
+
+def steps_of(seed):
+    draw = random.Random(seed)
+    return [(draw.choice(KINDS), draw.randint(1, 60)) for _ in range(40)]
+
+
+def recorded_run(steps, **options):
+    """The entries of a run, and its drive."""
+    core = Core(toy.settings(**options))
+    drive = toy.Drive(core, toy.facts(block_size=4, num_blocks=30, max_model_len=100, tile=4), connect=False)
+    masks, entries = Masks(b"k" * 32), []
+    drive.listeners.append(
+        lambda event, now, commands: entries.append(
+            recorded.entry(masks.masked(event, commands), now, commands)
+        )
+    )
+    drive.connect()
+    for count_, (what, number) in enumerate(steps):
+        known = tuple(drive.requests)
+        match what:
+            case "submit":
+                prompt = (toy.prompt(number, number % 2) + toy.prompt(60, number))[: number + 5]
+                drive.submit(
+                    toy.request(
+                        str(count_),
+                        prompt,
+                        n=1 + number % 2,
+                        priority=number % 3,
+                        cache_salt="s" * (number % 2),
+                    )
+                )
+            case "step" | "fail" if drive.in_flight:
+                drive.finish_step(fail=what == "fail")
+            case "cancel" if known:
+                drive.cancel(known[number % len(known)])
+            case "park" if known:
+                drive.park(known[number % len(known)])
+                for name in tuple(drive.parked):
+                    drive.take_up(name)
+            case "lose":
+                drive.disconnect()
+                drive.connect()
+            case "wait":
+                drive.until(drive.now + number / 10_000)
+    drive.run()
+    return entries, drive
+
+
+@pytest.mark.parametrize("policy", sorted(policies.POLICIES))
+def test_every_plan_is_the_same_again(policy):
+    total = Seen()
+    for seed in range(20):
+        options = {"policy": policy, "max_num_batched_tokens": (None, 8, 24)[seed % 3], "max_num_seqs": 4}
+        options |= {"prefill_guard": ("stretch", "turns")[seed % 2]}
+        entries, drive = recorded_run(steps_of(seed), **options)
+        seen, core = Seen(), Core(toy.settings(**options))
+        for _ in replay(core, entries, seen):
+            pass
+        assert seen.difference is None, seed
+        assert seen.entries == len(entries) == len(drive.events)
+        assert seen.plans == len(drive.plans)
+        count(core, seen)
+        snapshot = drive.core.snapshot()
+        assert (seen.preemptions, seen.hits) == (snapshot.preemptions, snapshot.hit_tokens)
+        for name in ("plans", "preemptions", "hits", "lost", "failed", "hybrid"):
+            setattr(total, name, getattr(total, name) + getattr(seen, name))
+    assert total.plans > 500
+    assert min(total.hits, total.lost, total.failed) > 0
+    if policy == "stall-free":
+        assert min(total.preemptions, total.hybrid) > 0
+
+
+@pytest.fixture
+def file(tmp_path):
+    steps = [("submit", 50), ("submit", 30), ("step", 1), ("submit", 51), ("step", 1), ("wait", 60)]
+    entries, _ = recorded_run(steps, max_num_batched_tokens=16, max_num_seqs=4)
+    header = recorded.Header("0.0.1", "0", 1.0, toy.settings(max_num_batched_tokens=16, max_num_seqs=4))
+    path = tmp_path / "a.rec"
+    path.write_bytes(
+        recorded.MAGIC
+        + recorded.frame(header)
+        + recorded.frame(entries)
+        + recorded.frame([recorded.end(9.0, "the scheduler ended")])
+    )
+    return path
+
+
+def test_the_command_tells_what_was_recorded(file):
+    done = CliRunner().invoke(main, ["replay", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "3 requests with" in done.output
+    assert done.output.endswith("the recording ends: the scheduler ended\nevery plan is the same\n")
+    told = json.loads(CliRunner().invoke(main, ["replay", str(file), "--json"]).stdout)
+    assert told["requests"] == 3
+    assert told["difference"] is None
+
+
+def test_a_core_that_decides_otherwise_is_found_at_the_first_difference(file, monkeypatch):
+    entries = list(recorded.read(file)[1])
+    # The watermark counts twice: nobody else is let in at once.
+    monkeypatch.setattr(Roster, "spare", property(lambda roster: 0 if roster.busy else roster.pool.available))
+    done = CliRunner().invoke(main, ["replay", str(file)])
+    assert done.exit_code == 1, done.output
+    told = json.loads(CliRunner().invoke(main, ["replay", str(file), "--json"]).stdout)
+    at = told["difference"]["entry"]
+    assert 0 < at < len(entries) - 1
+    assert f"the first difference is behind event {at}," in done.output
+    # Both plans are shown, and which of their fields differ.
+    lines = done.output.splitlines()
+    one, other = (
+        next(line for line in lines if line.startswith(f"{name}: step ")) for name in ("recorded", "replayed")
+    )
+    assert one.removeprefix("recorded") != other.removeprefix("replayed")
+    assert any(line.startswith("  slots: (") and " became (" in line for line in lines)
+    assert lines[-1] == f"it was recorded by release 0.0.1, this one is {VERSION}"
+
+
+def test_what_is_no_recording_is_said(tmp_path):
+    path = tmp_path / "b"
+    path.write_text("hello\n")
+    done = CliRunner().invoke(main, ["replay", str(path)])
+    assert (done.exit_code, "no recording" in done.output) == (2, True)

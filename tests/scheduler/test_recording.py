@@ -1,0 +1,198 @@
+"""Recordings: what is in them, what is not, and what ends them."""
+
+import stat
+import threading
+import time
+
+import pytest
+
+from pillion.config import ConfigError
+from pillion.contracts.entries import Constraint, Sampling, TokenLogprob
+from pillion.scheduler import recorded
+from pillion.scheduler.masks import Masks
+from pillion.scheduler.messages import (
+    Publish,
+    RowResult,
+    SendPlan,
+    StepDone,
+    Submitted,
+    Woken,
+)
+from pillion.scheduler.recorded import Header, NoRecording, frame, read
+from pillion.scheduler.recording import Recorder
+
+
+def header(toy, **settings):
+    return Header("1.0", "0", 1e9, toy.settings(**settings))
+
+
+@pytest.fixture
+def record(make, toy, tmp_path):
+    """`record()` gives a drive that is recorded from its first event on, and the recorder."""
+
+    def start(options=None, executor=None, limit=1 << 20):
+        drive = make(options, executor, connect=False)
+        recorder = Recorder(tmp_path / "r", header(toy, **(options or {})), limit)
+        drive.listeners.append(recorder.put)
+        drive.connect()
+        return drive, recorder
+
+    return start
+
+
+def test_a_recording_has_every_event_and_plan_and_tells_that_it_is_whole(record):
+    drive, recorder = record({"max_num_batched_tokens": 32})
+    toy_prompt = tuple(range(100))
+    from tests.scheduler.conftest import request
+
+    drive.submit(request("a", toy_prompt), request("b", toy_prompt))
+    drive.run()
+    recorder.close()
+    known, entries = read(recorder.path)
+    *entries, last = entries
+    assert (known.replica, known.settings.max_num_batched_tokens) == ("0", 32)
+    assert [(entry.kind, entry.now) for entry in entries] == [
+        (type(event).__name__, now) for event, now in drive.events
+    ]
+    assert [plan for entry in entries for plan in entry.plans] == list(map(recorded.planned, drive.plans))
+    assert (last.kind, recorded.reason(last)) == (recorded.END, "the scheduler ended")
+    assert stat.S_IMODE(recorder.path.stat().st_mode) == 0o600
+
+
+def test_nothing_that_users_wrote_is_in_it(toy):
+    masks = Masks(b"k" * 32)
+    sampling = Sampling(
+        seed=7, stop_token_ids=(41,), bad_words=((42, 43),), constraint=Constraint("regex", "secret")
+    )
+    prompt = toy.prompt(40)
+    request = toy.request("a", prompt, cache_salt="mine", tenant="alice", traceparent="t")
+    event = masks.masked(Submitted(request, {0: (5, 6)}, ()), [])
+    assert isinstance(event, Submitted)
+    bare = event.request
+    assert (bare.id, bare.arrival, bare.max_tokens) == ("a", request.arrival, request.max_tokens)
+    assert len(bare.prompts[0]) == 40 and not set(bare.prompts[0]) & set(prompt)
+    assert event.done[0] != (5, 6) and len(event.done[0]) == 2
+    assert (bare.tenant, bare.traceparent, bare.sampling) == ("", "", Sampling(seed=0)) != sampling
+    assert bare.cache_salt not in ("", "mine")
+    rows = (RowResult(0, 99, (5,), None, (TokenLogprob(-1.0, 1),), "text"),)
+    done = masks.masked(StepDone(1, rows, 0.1), [])
+    assert done == StepDone(1, (RowResult(0, 99, (0,)),), 0.1)
+
+
+def test_numbers_are_equal_as_far_as_prefixes_are_and_by_key_and_salt(toy):
+    def numbers(prompt, key=b"k" * 32, salt=""):
+        event = Masks(key).masked(Submitted(toy.request("a", prompt, cache_salt=salt)), [])
+        return event.request.prompts[0]
+
+    prompt = toy.prompt(50)
+    other = (*prompt[:20], prompt[20] + 1, *prompt[21:])
+    same = [one == two for one, two in zip(numbers(prompt), numbers(other), strict=True)]
+    assert same == [True] * 20 + [False] * 30  # also where the later tokens are the same
+    assert numbers(prompt)[0] != numbers(prompt, salt="s")[0]
+    assert numbers(prompt)[0] != numbers(prompt, key=b"l" * 32)[0]
+
+
+def test_an_answer_that_is_asked_on_has_the_numbers_that_it_had(record, toy):
+    """Blocks of generated tokens are found again by the next turn of a chat."""
+    drive, recorder = record()
+    first = toy.request("a", toy.prompt(20), max_tokens=30, ignore_eos=True)
+    drive.submit(first)
+    drive.run()
+    before = drive.core.snapshot().hit_tokens
+    drive.submit(toy.request("b", (*first.prompts[0], *drive.output("a"), 5, 6)))
+    drive.run()
+    assert drive.core.snapshot().hit_tokens - before == 48
+    recorder.close()
+    events = [recorded.event(entry) for entry in read(recorder.path)[1] if entry.kind != recorded.END]
+    asked = [event.request.prompts[0] for event in events if isinstance(event, Submitted)]
+    rows = [row.tokens for event in events if isinstance(event, StepDone) for row in event.rows]
+    brought = tuple(token for tokens in rows for token in tokens)[:30]
+    assert asked[1][:50] == asked[0] + brought
+    assert set(asked[1]).isdisjoint(drive.output("a"))
+
+
+def test_a_full_file_says_so(record, toy):
+    drive, recorder = record(limit=3000)
+    drive.submit(*(toy.request(f"r{n}", toy.prompt(64, n), max_tokens=20) for n in range(20)))
+    drive.run()
+    recorder.close()
+    *entries, last = read(recorder.path)[1]
+    assert recorded.reason(last) == "the file is full (--record-bytes 3000)"
+    assert len(entries) <= len(drive.events)
+    before = recorder.path.stat().st_size
+    drive.submit(toy.request("late", toy.prompt(9)))
+    recorder.close()
+    assert recorder.path.stat().st_size == before
+
+
+def test_what_the_writer_cannot_keep_up_with_ends_the_recording(make, toy, tmp_path, monkeypatch):
+    going = threading.Event()
+    monkeypatch.setattr("pillion.scheduler.recording.QUEUE", 10)
+    monkeypatch.setattr(Recorder, "_entry", lambda self, *heard: going.wait(60) and recorded.entry(*heard))
+    recorder = Recorder(tmp_path, header(toy), 1 << 20)
+    recorder.put(Woken(), 0.0, [])
+    deadline = time.monotonic() + 60
+    while recorder._heard:  # until the writer hangs with the first
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    start = time.monotonic()
+    for now in range(1, 30):
+        recorder.put(Woken(), float(now), [])
+    assert time.monotonic() - start < 5
+    going.set()
+    recorder.close()
+    *entries, last = read(recorder.path)[1]
+    assert [entry.now for entry in entries] == [float(now) for now in range(11)]
+    assert recorded.reason(last) == "events came faster than they could be written"
+
+
+def test_older_recordings_give_way_and_others_do_not(toy, tmp_path):
+    for name, size in (("0-1000", 50), ("0-2000", 60), ("0-3000", 50), ("0-1-4000", 500), ("1-5000", 500)):
+        (tmp_path / f"scheduler-{name}.rec").write_bytes(b"x" * size)
+    Recorder(tmp_path, header(toy), 120).close()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("scheduler-0-2000.rec", "scheduler-0-3000.rec", "scheduler-0-1000000000000.rec"),
+        *("scheduler-0-1-4000.rec", "scheduler-1-5000.rec"),
+    }
+
+
+def test_a_folder_that_cannot_be_used_is_named(toy, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--record: cannot write to"):
+        Recorder(tmp_path / "file", header(toy), 1000)
+
+
+def test_files_that_are_none_or_damaged_or_cut_off(toy, tmp_path):
+    file = tmp_path / "x.rec"
+    whole = recorded.MAGIC + frame(header(toy)) + frame([recorded.entry(Woken(), 1.0, [])])
+    for content, why in (
+        (b"", "no recording"),
+        (b"#!/bin/sh\n", "no recording"),
+        (recorded.MAGIC, "ends before its header"),
+        (recorded.MAGIC + frame(Header("1", "0", 1.0, toy.settings(), schema=99)), "schema is 99"),
+        (whole[:-3] + b"xxx", "damaged"),
+        (whole + frame([recorded.Entry(1.0, "Moon", recorded.entry(Woken(), 1.0, []).event)]), "'Moon'"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(NoRecording, match=why):
+            list(map(recorded.event, read(file)[1]))
+    file.write_bytes(whole + frame([recorded.entry(Woken(), 2.0, [])])[:-1])
+    assert [entry.now for entry in read(file)[1]] == [1.0]
+
+
+def test_tokens_do_not_count_in_the_checksum_and_their_number_does(make, toy):
+    drive = make()
+    seen = []
+    drive.listeners.append(lambda event, now, commands: seen.extend(commands))
+    drive.submit(toy.request("a", toy.prompt(9), max_tokens=3, ignore_eos=True))
+    drive.run()
+    publish = next(command for command in seen if isinstance(command, Publish))
+    assert any(isinstance(command, SendPlan) for command in seen)
+    (item,) = publish.items
+
+    def rest(**changes):
+        values = {name: getattr(item, name) for name in item.__struct_fields__} | changes
+        return recorded.answered([Publish(publish.step, (type(item)(**values),), publish.finished)])[1]
+
+    assert rest() == rest(tokens=tuple(token + 1 for token in item.tokens))
+    assert len({rest(), rest(tokens=(*item.tokens, 1)), rest(position=7), rest(finish="stop")}) == 4

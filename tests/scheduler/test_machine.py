@@ -15,12 +15,14 @@ from hypothesis.stateful import (
 from pillion.contracts.entries import Control, StepLimits
 from pillion.scheduler.core import Core
 from pillion.scheduler.messages import Ordered
+from pillion.scheduler.policies import POLICIES
 
 BLOCK = 4
 LONGEST = 60  # tokens, prompt and output
+WHOLE = ("request-level", "orca", "prefill-first", "hybrid-only")  # do not split prompts
 
 
-def build(toy, seen):
+def build(toy, seen, policy):
     """The machine's class; `seen` counts what happened, so that the test can tell that it did."""
 
     class Machine(RuleBasedStateMachine):
@@ -33,9 +35,11 @@ def build(toy, seen):
             collide=st.sampled_from([False, False, True]),
             tile=st.sampled_from([1, 4, 8]),
             several=st.sampled_from([0.0, 0.02, 1.0, 1.0]),
+            most=st.sampled_from([64, 20] if policy in WHOLE else [64]),
         )
-        def start(self, blocks, budget, slots, guard, caching, collide, tile, several):
+        def start(self, blocks, budget, slots, guard, caching, collide, tile, several, most):
             options = toy.settings(
+                policy=policy,
                 max_num_batched_tokens=budget,
                 max_num_seqs=slots,
                 prefill_guard=guard,
@@ -45,7 +49,7 @@ def build(toy, seen):
             )
             core = Core(options, hash_block=(lambda content: sum(content[1]) % 3) if collide else hash)
             executor = toy.facts(
-                block_size=BLOCK, num_blocks=blocks, max_step_tokens=64, tile=tile, max_model_len=LONGEST
+                block_size=BLOCK, num_blocks=blocks, max_step_tokens=most, tile=tile, max_model_len=LONGEST
             )
             self.drive = toy.Drive(core, executor)
             self.count = 0
@@ -188,38 +192,53 @@ def build(toy, seen):
     return Machine
 
 
-@pytest.mark.timeout(120)
-def test_everything_finishes_as_if_undisturbed(toy):
-    seen = dict.fromkeys(
-        (
-            "resumed",
-            "failed",
-            "lost in flight",
-            "cancelled",
-            "taken up",
-            "preempted",
-            "hits",
-            "late",
-            "finished",
-            "flushed",
-            "two in flight",
-            "several",
-            "failed in several",
-            "lost in several",
-            "cancelled in several",
-            "parked in several",
-            "preempted in several",
-        ),
-        0,
-    )
+HAPPENED = (
+    "resumed",
+    "failed",
+    "lost in flight",
+    "cancelled",
+    "taken up",
+    "preempted",
+    "hits",
+    "late",
+    "finished",
+    "flushed",
+    "two in flight",
+    "several",
+    "failed in several",
+    "lost in several",
+    "cancelled in several",
+    "parked in several",
+    "preempted in several",
+)
+SELDOM = {happened for happened in HAPPENED if happened.endswith("in several")}
+
+
+def drive(toy, policy, examples):
+    """What happened in so many random orders under a policy."""
+    seen = dict.fromkeys(HAPPENED, 0)
     run_state_machine_as_test(
-        build(toy, seen),
+        build(toy, seen, policy),
         settings=settings(
-            max_examples=250,
+            max_examples=examples,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )
+    return seen
+
+
+@pytest.mark.timeout(120)
+def test_everything_finishes_as_if_undisturbed(toy):
+    seen = drive(toy, "stall-free", 250)
     assert all(seen.values()), seen
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"stall-free"}))
+def test_so_it_does_under_every_policy(toy, policy):
+    seen = drive(toy, policy, 60)
+    seldom = SELDOM | ({"preempted"} if POLICIES[policy].reserves else set())
+    assert all(seen[what] for what in HAPPENED if what not in seldom), seen

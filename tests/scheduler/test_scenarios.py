@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from pillion.scheduler.messages import RowResult, SendPlan, StepDone
+from pillion.scheduler.policies import POLICIES
 
 SMALL = {"num_blocks": 25, "block_size": 4, "max_model_len": 96, "tile": 1}
 
@@ -69,8 +70,9 @@ def test_s4_results_of_the_cancelled_are_ignored_and_counted(make, toy):
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.1])
-def test_s7_preempted_with_results_in_flight(make, toy, seconds):
-    drive = make({"max_num_batched_tokens": 64}, SMALL, lambda plan: seconds)
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"request-level"}))  # where nobody joins a batch
+def test_s7_preempted_with_results_in_flight(make, toy, policy, seconds):
+    drive = make({"max_num_batched_tokens": 64, "policy": policy}, SMALL, lambda plan: seconds)
     sampling = {"max_tokens": 60, "ignore_eos": True}
     drive.submit(toy.request("low", toy.prompt(30, 3), priority=1, seed=5, **sampling))
     for _ in range(8):

@@ -48,38 +48,42 @@ class Budget:
     def __init__(self, settings: Scheduler, facts: Facts) -> None:
         self.tile = min(settings.tile or facts.tile, facts.max_step_tokens)
         self.cost = CostModel(self.tile)
-        self._most = facts.max_step_tokens
+        self.most = facts.max_step_tokens  # that a step can compute at all
         self.bound(settings)
-        self._share = settings.min_prefill_share
+        self._least = settings.min_prefill_share
         self._turns = settings.prefill_guard == "turns"
 
     def bound(self, settings: Scheduler) -> None:
         """From now on by these settings' limit and target; what the cost model has learned stays."""
-        self.limit = min(settings.max_num_batched_tokens or self._most, self._most)
+        self.limit = min(settings.max_num_batched_tokens or self.most, self.most)
         target = settings.step_target
         self.target = inf if target is None else target
         self._grown = settings.max_step_seconds or 2 * self.target
         self._repeated = min(settings.multi_step_seconds, self.target)
 
     def allow(self, decodes: int, context: int, prefill_start: int | None) -> Allowance:
-        """`context`: the decodes' positions in all. `prefill_start`: where the first prompt goes on, if any.
-
-        A minimum share for prompts holds against decodes and against the time target: the step is stretched
-        over the budget, or decodes take turns. Nothing goes over the executor's own limit.
-        """
+        """`context`: the decodes' positions. `prefill_start`: where the first prompt goes on, if any."""
         budget = self._within(self.target if decodes else self._grown, decodes, context, prefill_start or 0)
-        if prefill_start is None:
-            tokens = max(budget, min(decodes, self._most))
+        return self.share(budget, decodes, prefill_start is not None)
+
+    def share(self, budget: int, decodes: int, prompts: bool) -> Allowance:
+        """`budget` tokens between decodes and, if there are any, prompts.
+
+        A minimum share for prompts holds against decodes, and so against the time target: the step is
+        stretched over the budget, or decodes take turns. Nothing goes over the executor's own limit.
+        """
+        if not prompts:
+            tokens = max(budget, min(decodes, self.most))
             return Allowance(tokens, min(decodes, tokens))
-        share = ceil(self._share * budget)
-        if decodes + share <= budget:
+        least = ceil(self._least * budget)
+        if decodes + least <= budget:
             return Allowance(budget, decodes)
         if self._turns:
-            tokens = max(budget, min(share + 1, self._most))
+            tokens = max(budget, min(least + 1, self.most))
         else:
             # The rows up to the next tile cost nothing.
-            tokens = min(-(-(decodes + share) // self.tile) * self.tile, self._most)
-        return Allowance(tokens, min(decodes, max(tokens - share, 1)))
+            tokens = min(-(-(decodes + least) // self.tile) * self.tile, self.most)
+        return Allowance(tokens, min(decodes, max(tokens - least, 1)))
 
     def steps(self, work: Work, ahead: float) -> int:
         """How many steps like this one a plan may have, at least one, if it is all that there is to do.

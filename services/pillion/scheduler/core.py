@@ -144,7 +144,9 @@ class Core:
         pool = Pool(facts.num_blocks, facts.block_size, settings.enable_prefix_caching, self._hash)
         slots = min(settings.max_num_seqs, facts.max_num_seqs)
         self._facts = facts
-        self._roster = Roster(self._waiting, pool, slots, settings.watermark, self._counters)
+        self._roster = Roster(
+            self._waiting, pool, slots, settings.watermark, self._counters, self._policy.reserves
+        )
         self._budget = Budget(settings, facts)
         self._step = 0
         for live in list(self._requests.values()):

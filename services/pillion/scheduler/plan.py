@@ -74,6 +74,11 @@ class Draft:
         return False
 
     @property
+    def chunks(self) -> int:
+        """How many rows are chunks."""
+        return len(self.rows) - self.decodes
+
+    @property
     def ends(self) -> tuple[int, ...]:
         """For each row the position behind the last that it computes."""
         counts = self._counts if self.steps == 1 else self._samples

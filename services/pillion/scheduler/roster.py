@@ -42,7 +42,18 @@ class Queue(list[Sequence]):
 class Roster:
     """The sequences of one attachment. A draft that is being made is told of each sequence that leaves."""
 
-    def __init__(self, waiting: Queue, pool: Pool, slots: int, watermark: float, counters: Counters) -> None:
+    def __init__(
+        self,
+        waiting: Queue,
+        pool: Pool,
+        slots: int,
+        watermark: float,
+        counters: Counters,
+        reserves: bool = False,
+    ) -> None:
+        """`reserves`: a sequence is let in when blocks for all that it may ever hold are there, and keeps a
+        claim to them; else for the tokens that it has, beside the watermark.
+        """
         self.waiting = waiting
         self.pool = pool
         self.counters = counters
@@ -54,7 +65,8 @@ class Roster:
         self.free_slots = list(range(slots - 1, -1, -1))
         self.slots = slots
         self._releasing: list[int] = []
-        self._watermark = ceil(watermark * pool.size)
+        self._reserves = reserves
+        self._watermark = 0 if reserves else ceil(watermark * pool.size)
         self._incarnation = 0
 
     @property
@@ -67,10 +79,11 @@ class Roster:
 
     @property
     def spare(self) -> int:
-        """Blocks a new prompt may count on: beside what running prefills still need and the watermark."""
+        """Blocks a new prompt may count on: beside what was promised to those that run and the watermark."""
         if not self.busy:
             return self.pool.available
-        owed = sum(self.pool.blocks_for(len(s.tokens)) - len(s.blocks) for s in self.prefilling)
+        promised = self.running if self._reserves else self.prefilling
+        owed = sum([self._claim(sequence) - len(sequence.blocks) for sequence in promised])
         return self.pool.available - owed - self._watermark
 
     @property
@@ -96,9 +109,8 @@ class Roster:
         )
 
     def need(self, sequence: Sequence, entries: list[Entry]) -> int:
-        """Blocks that the whole suffix takes from the available ones, revived cached ones included."""
-        pool = self.pool
-        return pool.blocks_for(len(sequence.tokens)) - len(entries) + pool.unreferenced(entries)
+        """Blocks that its claim takes from the available ones, revived cached ones included."""
+        return self._claim(sequence) - len(entries) + self.pool.unreferenced(entries)
 
     def admit(self, sequence: Sequence, entries: list[Entry], draft: Draft) -> None:
         """The sequence takes a slot; it must be free."""
@@ -189,7 +201,7 @@ class Roster:
         """At most so many blocks come to this one when all of strictly lower priority leave."""
         victims = [other for other in self.running if other.priority > sequence.priority]
         return sum(
-            self.pool.blocks_for(len(other.tokens)) if other.state is State.PREFILLING else len(other.blocks)
+            self._claim(other) if self._reserves or other.state is State.PREFILLING else len(other.blocks)
             for other in victims
         ) + (self._watermark if len(victims) == self.slots - len(self.free_slots) else 0)
 
@@ -273,6 +285,10 @@ class Roster:
         assert sorted(slots) == list(range(self.slots)), "a slot is lost or held twice"
         assert all(sequence.state is State.WAITING and not sequence.blocks for sequence in self.waiting)
         assert self.waiting == sorted(self.waiting, key=_key)
+
+    def _claim(self, sequence: Sequence) -> int:
+        """Blocks that a sequence which is let in may count on, those that it holds included."""
+        return self.pool.blocks_for(sequence.limit if self._reserves else len(sequence.tokens))
 
     def _lose(self, sequence: Sequence) -> None:
         self.by_incarnation.pop(sequence.incarnation, None)

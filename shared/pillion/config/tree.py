@@ -206,11 +206,30 @@ class Admission(Section, frozen=True):
     ] = ()
 
 
+POLICIES = (
+    "stall-free",
+    "fixed-budget",
+    "sarathi",
+    "prefill-first",
+    "orca",
+    "request-level",
+    "chunked-only",
+    "hybrid-only",
+)  # of batching; the first is the default
+
+
 class Scheduler(Section, frozen=True):
     """What a step carries."""
 
     replica: Annotated[str, Meta(description="name of the replica", pattern=r"^[a-zA-Z0-9_.-]+$")] = "0"
-    policy: Annotated[str, Meta(description="batching policy")] = "stall-free"
+    policy: Annotated[
+        str,
+        Meta(
+            description="batching policy; those beside `stall-free` are there for comparison: "
+            + ", ".join(f"`{name}`" for name in POLICIES[1:]),
+            pattern=f"^({'|'.join(POLICIES)})$",
+        ),
+    ] = POLICIES[0]
     max_num_seqs: Annotated[Positive, Meta(description="most sequences that run at once (slots)")] = 64
     max_num_batched_tokens: Annotated[
         Positive | None, Meta(description="the token budget: most tokens a step computes [from --slo-tbt]")

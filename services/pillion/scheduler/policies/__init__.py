@@ -1,22 +1,40 @@
-"""Batching policies, one a file, behind one interface."""
+"""Batching policies, one a file, behind one interface. `placing` is what they are made of."""
 
 from typing import Protocol
 
 from ..budget import Budget
 from ..plan import Draft
 from ..roster import Roster
+from .chunked_only import ChunkedOnly
+from .fixed_budget import FixedBudget
+from .hybrid_only import HybridOnly
+from .orca import Orca
+from .prefill_first import PrefillFirst
+from .request_level import RequestLevel
+from .sarathi import Sarathi
 from .stall_free import StallFree
 
 
 class Policy(Protocol):
     """Decides what a step carries."""
 
+    reserves: bool  # a sequence is let in only when blocks for all that it may ever hold are there
+
     def compose(self, roster: Roster, draft: Draft, budget: Budget) -> int:
         """Fills the draft and returns how many tokens the step was allowed."""
         ...
 
 
-POLICIES: dict[str, type[Policy]] = {"stall-free": StallFree}
+POLICIES: dict[str, type[Policy]] = {
+    "stall-free": StallFree,
+    "fixed-budget": FixedBudget,
+    "sarathi": Sarathi,
+    "prefill-first": PrefillFirst,
+    "orca": Orca,
+    "request-level": RequestLevel,
+    "chunked-only": ChunkedOnly,
+    "hybrid-only": HybridOnly,
+}
 
 
 class UnknownPolicy(ValueError):

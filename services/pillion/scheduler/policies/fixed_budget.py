@@ -1,0 +1,12 @@
+"""Stall-free batching with a constant budget, --max-num-batched-tokens, and no cost model."""
+
+from ..budget import Allowance, Budget
+from ..sequence import Sequence
+from .stall_free import StallFree
+
+
+class FixedBudget(StallFree):
+    """Sarathi-Serve's policy as published (OSDI 2024, algorithm 3)."""
+
+    def allow(self, budget: Budget, decodes: list[Sequence], prefill_start: int | None) -> Allowance:
+        return budget.share(budget.limit, len(decodes), prefill_start is not None)

@@ -1,0 +1,18 @@
+"""Whole prompts before decodes: a step carries either, and decodes stall while prompts can be let in."""
+
+from ..budget import Budget
+from ..plan import Draft
+from ..roster import Roster
+from .placing import decode, prefill, ready, whole
+
+
+class PrefillFirst:
+    """vLLM's policy of 2023 (Sarathi-Serve, algorithm 2)."""
+
+    reserves = False
+
+    def compose(self, roster: Roster, draft: Draft, budget: Budget) -> int:
+        prefill(roster, draft, whole(draft, budget))
+        if not draft.rows:
+            decode(roster, draft, ready(roster), budget.most)
+        return budget.most

@@ -1,6 +1,10 @@
 """The two forms over real HTTP and a real Valkey, streamed and whole."""
 
+import asyncio
 from typing import Any
+
+from pillion.gateway.model import Model
+from pillion.ops.chat import Chat
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
@@ -36,3 +40,22 @@ async def test_a_chat_whole(start: Any) -> None:
         "prompt_tokens": prompt, "completion_tokens": len(tokens), "total_tokens": prompt + len(tokens),
         "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
+
+
+async def test_pillion_chat_shows_reasoning_beside_the_answer(
+    start: Any, demo_model: Model, capsys: Any
+) -> None:
+    model = Model(
+        "demo", demo_model.tokenizer, demo_model.template, demo_model.defaults, None, True,
+        located=demo_model.located,
+    )  # fmt: skip
+    stack = await start(model=model)
+    chat = Chat(stack.url, None, None, {"max_tokens": 40})
+    turn = asyncio.create_task(asyncio.to_thread(chat.run, "Hi"))
+    text = "<think>\nShort is best.\n</think>\n\nHello."
+    await stack.driver.play(await stack.driver.request(), stack.tokenizer.encode(text, add_special=False))
+    assert await turn == 0
+    shown = capsys.readouterr()
+    assert shown.out == "Hello.\n"
+    assert shown.err.startswith("Short is best.\n") and "first after" in shown.err
+    assert chat.messages[-1] == {"role": "assistant", "content": "Hello."}

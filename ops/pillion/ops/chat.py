@@ -90,16 +90,26 @@ class Chat:
         usage: dict[str, Any] = {}
         begin = time.monotonic()
         first = last = 0.0
+        thinking = False  # is shown beside the answer, and is no part of it
         url = f"{self.url}/v1/chat/completions"
         try:
             with closing(web.stream(url, body, self.api_key, self.certificate)) as events:
                 for event in events:
                     usage = event.get("usage") or usage
                     for choice in event["choices"]:
-                        piece = choice["delta"].get("content") or ""
-                        if piece:
+                        delta = choice["delta"]
+                        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+                        piece = delta.get("content") or ""
+                        if thought or piece:
                             last = time.monotonic()
                             first = first or last
+                        if thought:
+                            thinking = True
+                            click.echo(click.style(thought, dim=True), nl=False, err=True)
+                        if piece:
+                            if thinking:
+                                thinking = False
+                                click.echo(err=True)
                             said.append(piece)
                             click.echo(piece, nl=False)
         except KeyboardInterrupt:

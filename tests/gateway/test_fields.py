@@ -224,6 +224,21 @@ def test_every_entry(form: Form, field: Any) -> None:
         assert refusal.value.body()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("form", [CHAT, COMPLETION])
+def test_what_changes_no_answer_has_its_type_all_the_same(form: Form) -> None:
+    for name, value, message in (
+        ("user", 5, "user must be a string."),
+        ("metadata", "x", "metadata must be an object."),
+        ("prompt_cache_key", [], "prompt_cache_key must be a string; see cache_salt."),
+    ):
+        with pytest.raises(ApiError) as refusal:
+            PARSE[form](MINIMAL[form] | {name: value})
+        assert (refusal.value.message, refusal.value.code) == (message, "invalid_type")
+    with pytest.raises(ApiError) as refusal:
+        PARSE[form](MINIMAL[form] | {"prompt_logprobs": 5})
+    assert refusal.value.code == "unsupported_parameter"
+
+
 def test_the_tests_know_every_field() -> None:
     acted = {field.name for field in FIELDS if field.check is not None} - {"logprobs"}
     assert acted == set(ACTED)

@@ -259,6 +259,8 @@ def read(body: Mapping[str, Any], table: Mapping[str, Field], prefix: str = "") 
         elif field.check is not None:
             result[name] = field.check(path, value)
         elif field.harmless is None or not field.harmless(value):
+            if not field.refused:
+                raise bad(path, f"{path} {field.why.removeprefix('it ')}.", "invalid_type")
             raise bad(path, f"{path} is refused: {field.why}.", "unsupported_parameter")
     return result
 

@@ -17,7 +17,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from pillion.bus import append, retrying
-from pillion.contracts.entries import Cancel, Refusal, decode, encode
+from pillion.contracts.entries import Cancel, Queue, Refusal, decode, encode
 
 GROUP = "admission"
 
@@ -115,6 +115,9 @@ async def test_refusals_reach_the_gateway_with_reason_and_remedy(neighbours: Any
     for request in waiting:
         await neighbours.submit(request)
     await held(neighbours, 2)
+    word = await until(lambda: told_queue(neighbours, 2))
+    assert (word.waiting, word.tokens) == ({"high": 0, "normal": 2, "low": 0}, 20)
+    assert 0 < await neighbours.connection.call("TTL", neighbours.keys.queue) <= 5
     one_too_many = make.request()
     await neighbours.submit(one_too_many)
     (answer,) = await neighbours.said()
@@ -124,6 +127,13 @@ async def test_refusals_reach_the_gateway_with_reason_and_remedy(neighbours: Any
     await replica.tell(credit=1000, uncomputed=0)
     assert len(await until_count(neighbours.ran, 2)) == 2
     assert await neighbours.submitted() == 0
+
+
+async def told_queue(neighbours: Any, count: int) -> Queue | None:
+    """Admission's word of what waits, once it tells of so many."""
+    payload = await neighbours.connection.call("GET", neighbours.keys.queue)
+    word = None if payload is None else decode(payload, Queue)
+    return word if word is not None and sum(word.waiting.values()) == count else None
 
 
 async def until_count(read: Callable[[], Awaitable[list[Any]]], count: int) -> list[Any]:

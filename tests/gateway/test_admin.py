@@ -17,6 +17,7 @@ ROUTES = (
     ("GET", "/admin/v1/requests"),
     ("DELETE", "/admin/v1/requests/" + "0" * 32),
     ("GET", "/admin/v1/replicas"),
+    ("GET", "/admin/v1/status"),
     ("PUT", "/admin/v1/drains/0"),
     ("DELETE", "/admin/v1/drains/0"),
     ("PUT", "/admin/v1/budgets/0"),

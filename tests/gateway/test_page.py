@@ -1,4 +1,4 @@
-"""The chat page: what is served, under which policy, and the switch that leaves it out."""
+"""The pages: what is served, under which policy, and the switch that leaves it out."""
 
 import re
 from importlib.resources import files
@@ -42,19 +42,29 @@ async def test_the_policy_lets_nothing_in_but_its_own_files(start: Any) -> None:
     assert {"default-src", "base-uri", "form-action", "frame-ancestors"} <= policy.keys()
 
 
-def test_the_page_asks_for_its_own_files_only() -> None:
+@pytest.mark.parametrize(("name", "other"), [("index", "status"), ("status", "./")])
+def test_a_page_asks_for_its_own_files_only(name: str, other: str) -> None:
     """Relative, so that it also works below a proxy's path; and nothing is inline."""
-    text = FOLDER.joinpath("index.html").read_text()
-    asked = {f"/{name}" for name in re.findall(r'(?:src|href)="([^"]*)"', text)}
-    assert asked == page.FILES.keys() - {"/"}
+    text = FOLDER.joinpath(f"{name}.html").read_text()
+    files = "chat" if name == "index" else name
+    assert set(re.findall(r'(?:src|href)="([^"]*)"', text)) == {
+        "icon.svg", f"{files}.css", f"{files}.js", other,
+    }  # fmt: skip
     assert not re.findall(r"<style|<script(?! src=)|\sstyle=|\son\w+=", text)
-    script = FOLDER.joinpath("chat.js").read_text()
+    script = FOLDER.joinpath(f"{files}.js").read_text().replace("http://www.w3.org/2000/svg", "")  # a name
     assert not re.findall(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|localStorage|https?:", script
     )
     ids = set(re.findall(r'id="(\w+)"', text))
     used = set(re.findall(r'\bat\("(\w+)"\)', script))
     assert len(used) > 8 and used <= ids
+
+
+async def test_a_slash_too_many_leads_to_the_page(start: Any) -> None:
+    """Its files are named from where it is."""
+    stack = await start()
+    async with stack.session.get(f"{stack.url}/status/") as response:
+        assert (response.status, response.url.path) == (200, "/status")
 
 
 async def test_it_can_be_left_out(start: Any) -> None:

@@ -33,3 +33,6 @@ def test_tokens_are_counted_as_they_were_computed():
     observer.planned(plan(4, (0,), (1,), (2,), 1))
     observer.returned(StepDone(4, (RowResult(0, 1, (1, 2)),), 0.02, steps=2))
     assert counted() == (27, 11, 4, 16)
+    # The same in totals, for the heartbeat.
+    assert (observer.prefilled, observer.decoded, observer.budget) == (27, 11, 64)
+    assert round(observer.step_time, 6) == 0.08

@@ -43,8 +43,8 @@ _AFTER = {
         "With `--api-key`, `/v1/...`, `/tokenize` and `/detokenize` ask for `Authorization: Bearer KEY`.",
         "`/health*`, `/version`, `/openapi.json` and `/metrics` stay open: what asks there (an orchestrator,",
         "a load balancer, Prometheus) often holds no key, and the answers carry no text, key or id of a",
-        "request, only states, totals and limits. The chat page is open too, and asks whoever uses it for a",
-        "key. To close them, put a proxy before the gateway; `--no-page` leaves the page out.",
+        "request, only states, totals and limits. The pages are open too, and ask whoever uses them for a",
+        "key. To close them, put a proxy before the gateway; `--no-page` leaves the pages out.",
     ),
 }
 """What a section's table does not say."""

@@ -36,7 +36,7 @@ from pillion.bus.dead import Dead, read_request
 from pillion.bus.keys import DEAD_MAXLEN, HOLDER_TTL, OUT_MAXLEN
 from pillion.bus.loss import age
 from pillion.bus.scripts import DISCARD, HAND_OVER, RESTORE, RESTORED_AT_ONCE, SETTLE, WRITE, Script
-from pillion.contracts.entries import Cancel, Heartbeat, Request, Usage, encode
+from pillion.contracts.entries import Cancel, Heartbeat, Queue, Request, Usage, encode
 from pillion.telemetry import Metrics, names
 from pillion.words import counted
 
@@ -125,7 +125,7 @@ class Desk:
         self._lease = lease
         self._metrics = metrics
         self._spans = spans
-        self._gauge()
+        self.queue = self._gauge()
 
     async def run(self) -> None:
         """Raises Stop where the lease is lost."""
@@ -137,7 +137,7 @@ class Desk:
                     # Nothing goes on until it is known which data there is now.
                     self._policy.handle(Generation(""), clock.wall())
                     await self._unless_lost(self._put_back())
-                self._gauge()
+                self.queue = self._gauge()
         except LeaseLost as error:
             raise Stop(Exit.LEASE_LOST, str(error)) from None
 
@@ -342,10 +342,11 @@ class Desk:
         answer = await retrying("hand-over", lambda: script(self._connection, keys, values))
         return None if answer is None else answer.decode()
 
-    def _gauge(self) -> None:
+    def _gauge(self) -> Queue:
         counts = self._policy.waiting()
         for level in LEVELS:
             self._metrics[names.QUEUE_REQUESTS].labels(level).set(counts[level])
+        return Queue({level: counts[level] for level in LEVELS}, self._policy.line.tokens)
 
 
 def _decoded(pairs: Mapping[bytes, bytes]) -> dict[str, bytes]:

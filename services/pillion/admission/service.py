@@ -17,13 +17,16 @@ from pillion.admission.spans import GROUP, Spans
 from pillion.admission.takeover import TakeOver
 from pillion.admission.tenants import Tenants
 from pillion.bus import Connection, Entry, Group, Keys, Lease, Tail, Watch, retrying
+from pillion.bus.keys import QUEUE_TTL
 from pillion.config import Config, TenantLimits, parse_limits
-from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, Usage, decode
+from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, Usage, decode, encode
 from pillion.telemetry import Metrics, tracing
 from pillion.telemetry.endpoint import endpoint
 from pillion.words import counted
 
 log = logging.getLogger(__name__)
+
+TELL_QUEUE = 1.0  # seconds between two words of what waits
 
 S = TypeVar("S", bound=Struct)
 
@@ -46,6 +49,7 @@ async def run(config: Config) -> int:
     supervisor.add("cancels", admission.read_cancels)
     supervisor.add("heartbeats", admission.read_heartbeats)
     supervisor.add("usage", admission.read_usage)
+    supervisor.add("queue", admission.tell_queue)
     supervisor.add("watch", admission.watch.run)
     supervisor.add("take-over", admission.take_over)
     # It owns what is decided and under way; with that in doubt a new process starts from the streams.
@@ -64,9 +68,9 @@ class Admission:
 
     def __init__(self, redis: str, config: Config, metrics: Metrics) -> None:
         keys = Keys(config.stack.stack)
-        names = ("desk", "lease", "submit", "cancel", "beats", "usage", "watch", "takeover")
+        names = ("desk", "lease", "submit", "cancel", "beats", "usage", "watch", "takeover", "queue")
         self._connections = [Connection(redis, f"pillion-admission-{name}") for name in names]
-        desk, lease, submit, cancel, beats, usage, watch, takeover = self._connections
+        desk, lease, submit, cancel, beats, usage, watch, takeover, self._told = self._connections
         self._keys = keys
         self._lease = Lease(lease, keys, "admission", config.scheduler.lease_seconds)
         self._held = asyncio.Event()
@@ -153,6 +157,15 @@ class Admission:
         async for entries in self._usage.follow():
             words = [(entry.id, word) for entry in entries for word in _decoded([entry], Usage)]
             self.desk.mailbox.put_control(Words(words))
+
+    async def tell_queue(self) -> None:
+        """Once a second, as long as this admission is the active one."""
+        await self._held.wait()
+        while True:
+            word = encode(self.desk.queue)
+            telling = ("SET", self._keys.queue, word, "EX", QUEUE_TTL)
+            await retrying("queue", lambda: self._told.call(*telling))  # noqa: B023
+            await asyncio.sleep(TELL_QUEUE)
 
     async def _replicas(self) -> dict[bytes, bytes]:
         answer: dict[bytes, bytes] = await self._beats.connection.call("HGETALL", self._keys.replicas)

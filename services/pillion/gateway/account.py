@@ -1,6 +1,7 @@
 """What is counted of each request: times, metrics, spans, and one log line at its end."""
 
 import logging
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pillion.contracts.entries import Request, Tokens
 from pillion.gateway.answers import Answer
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import FormName
+from pillion.gateway.recent import Recent
 from pillion.telemetry import Metrics, names, tracing
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ METRICS = (
     names.RESUMED,
 )
 
+GAPS = 60  # of a request that are kept for who looks
+
 FINISHED, PARKED, ABORTED, FAILED = "finished", "parked", "aborted", "failed"
 _OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 
@@ -38,8 +42,11 @@ _OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 class Accounts:
     """Opens an account for each request that passed validation; every one is closed once."""
 
-    def __init__(self, metrics: Metrics, tracer: Tracer, slo_tbt: float, slo_ttft: float | None) -> None:
+    def __init__(
+        self, metrics: Metrics, tracer: Tracer, slo_tbt: float, slo_ttft: float | None, recent: Recent
+    ) -> None:
         self.metrics = metrics
+        self.recent = recent
         self.tracer = tracer
         self.slo_tbt = slo_tbt
         self.slo_ttft = slo_ttft
@@ -108,6 +115,7 @@ class Account:
     first: float | None = None
     last: float = 0.0
     worst: float = 0.0
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))  # the last ones, over all choices
     closed: bool = False
     _latest: dict[int, float] = field(default_factory=dict)
 
@@ -138,11 +146,17 @@ class Account:
             self.first = now
             if not self.resumed:
                 self._histogram(names.TIME_TO_FIRST_TOKEN).observe(now - self.start)
+                self.accounts.recent.ttft.add(now - self.start, now)
         before = self._latest.get(item.choice)
         gaps = self.accounts.metrics[names.TIME_BETWEEN_TOKENS]
         if before is not None:
-            gaps.observe(now - before)
-            self.worst = max(self.worst, now - before)
+            gap = now - before
+            gaps.observe(gap)
+            self.accounts.recent.tbt.add(gap, now)
+            self.gaps.append(gap)
+            self.worst = max(self.worst, gap)
+        if fresh > 1:
+            self.accounts.recent.tbt.add(0.0, now, fresh - 1)
         for _ in range(fresh - 1):
             gaps.observe(0.0)  # they came together: the tokens are counted, not the items
         self._latest[item.choice] = self.last = now

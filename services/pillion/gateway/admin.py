@@ -17,6 +17,7 @@ from pillion.gateway.plain import answer, identity
 from pillion.gateway.protocol import body, values
 from pillion.gateway.protocol.errors import ApiError, bad, bus_gone, unavailable
 from pillion.gateway.state import State
+from pillion.gateway.status import Board
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,10 @@ Routes = dict[str, Mapping[str, Handler]]
 class Admin:
     """Handlers for authorised requests."""
 
-    def __init__(self, state: State, raw: Callable[[web.Request], Awaitable[bytes]]) -> None:
+    def __init__(self, state: State, raw: Callable[[web.Request], Awaitable[bytes]], board: Board) -> None:
         """`raw` reads a JSON body."""
         self._state = state
+        self._board = board
         self._raw = raw
 
     @property
@@ -42,6 +44,7 @@ class Admin:
         return {
             "/admin/v1/requests": {"GET": self._requests},
             "/admin/v1/replicas": {"GET": self._replicas},
+            "/admin/v1/status": {"GET": self._status},
         }
 
     @property
@@ -81,6 +84,9 @@ class Admin:
     async def _replicas(self, http: web.Request) -> web.Response:
         rows = self._state.replicas.describe(clock.monotonic())
         return answer({"object": "list", "data": [self._replica(str(row["replica"]), row) for row in rows]})
+
+    async def _status(self, http: web.Request) -> web.Response:
+        return answer(await self._board.status(None))
 
     async def _drain(self, http: web.Request) -> web.Response:
         return await self._tell(http, lambda beat: Control(beat.epoch, draining=http.method == "PUT"))

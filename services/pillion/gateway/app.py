@@ -27,6 +27,7 @@ from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Generation
 from pillion.gateway.resume import find, idempotency_key, resume, sent_before
 from pillion.gateway.state import Sender, State
+from pillion.gateway.status import Board
 from pillion.telemetry import names, tracing
 from pillion.version import VERSION
 
@@ -48,10 +49,12 @@ class App:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self._board = Board(state)
         self._routes: Routes = {
             "/v1/chat/completions": {"POST": self._generation(CHAT, forms.chat)},
             "/v1/completions": {"POST": self._generation(COMPLETION, forms.completion)},
             "/v1/models": {"GET": self._models},
+            "/v1/status": {"GET": self._status},
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             "/health": {"GET": self._ready},
@@ -68,7 +71,7 @@ class App:
         if state.config.gateway.page:
             self._routes |= {path: {"GET": handler} for path, handler in page.routes()}
         if state.admins.needed:
-            admin = Admin(state, self._raw)
+            admin = Admin(state, self._raw, self._board)
             self._routes |= admin.routes
             self._prefixes |= admin.prefixes
 
@@ -299,6 +302,9 @@ class App:
         }
         headers = {} if verdict.ready else {"Retry-After": "2"}
         return answer(told, 200 if verdict.ready else 503, headers)
+
+    async def _status(self, http: web.Request) -> web.Response:
+        return answer(await self._board.status(http[TENANT]))
 
     async def _live(self, http: web.Request) -> web.Response:
         return answer({"status": "live"})

@@ -76,6 +76,15 @@ class Call:
         self._refusal: str | None = None  # its code: nothing runs that is ours
         self._broken_by = CLIENT_GONE  # what it means when its handler is cancelled
 
+    @property
+    def account(self) -> Account:
+        return self._account
+
+    @property
+    def replica(self) -> str:
+        """Whose tokens came last; "" before the first."""
+        return self._inbox.replica if self._inbox is not None else ""
+
     # --- begin -------------------------------------------------------------------------------------
 
     async def submit(self) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pillion.contracts.entries import Facts, Heartbeat
+from pillion.gateway.recent import Steps
 
 FRESH = 3.5  # seconds; a replica speaks at least once a second
 STALLED = 5.0  # seconds that a step may be overdue
@@ -27,6 +28,7 @@ class _Seen:
     beat: Heartbeat
     at: float  # seconds, monotonic
     facts: Facts | None  # the last that it told, also while its executor is away
+    steps: Steps  # of the last minute
 
 
 class Replicas:
@@ -41,8 +43,10 @@ class Replicas:
         if known is not None and beat.epoch < known.beat.epoch:
             return None
         facts = beat.facts or (known.facts if known else None)
+        steps = known.steps if known else Steps()
+        steps.heard(known.beat if known else None, beat, now)
         self._seen.pop(beat.replica, None)
-        self._seen[beat.replica] = _Seen(beat, now, facts)
+        self._seen[beat.replica] = _Seen(beat, now, facts, steps)
         while len(self._seen) > MOST or now - next(iter(self._seen.values())).at > FORGOTTEN:
             self._seen.pop(next(iter(self._seen)))
         return known.beat if known else None
@@ -78,6 +82,13 @@ class Replicas:
         """The replica's last beat, of whatever age."""
         seen = self._seen.get(name)
         return None if seen is None else seen.beat
+
+    def minutes(self, now: float) -> list[tuple[dict[str, object], Heartbeat, Steps]]:
+        """Each replica as `describe` has it, with its last beat and what its steps carried."""
+        return [
+            (row, seen.beat, seen.steps)
+            for row, (_, seen) in zip(self.describe(now), sorted(self._seen.items()), strict=True)
+        ]
 
     def describe(self, now: float) -> list[dict[str, object]]:
         """For the health endpoint."""

@@ -22,6 +22,7 @@ from pillion.gateway.model import Model, Texter
 from pillion.gateway.outbox import Outbox
 from pillion.gateway.protocol.entry import Limits
 from pillion.gateway.protocol.errors import ApiError, unavailable
+from pillion.gateway.recent import Recent
 from pillion.gateway.streams import Streams
 from pillion.gateway.unknown import Unknown
 from pillion.telemetry import Metrics, names, tracing
@@ -73,11 +74,13 @@ class State:
         self.compiler = Compiler()
         self.metrics = Metrics("gateway", VERSION, METRICS)
         self.metrics[names.INBOXES].set_function(lambda: float(len(self.streams)))
+        self.recent = Recent()
         self.accounts = Accounts(
             self.metrics,
             tracing.tracer(),
             config.scheduler.slo_tbt or DEFAULT_SLO_TBT,
             config.admission.slo_ttft,
+            self.recent,
         )
         self.unknown = Unknown(config.gateway.unknown_fields, self.metrics[names.IGNORED_FIELDS].inc)
         self.model: Model | None = None

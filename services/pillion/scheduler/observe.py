@@ -32,10 +32,15 @@ class Observer:
         self._seen = dict.fromkeys((field for _, field in _COUNTERS), 0)
         self._line_at = 0.0
         self._line = Line()
+        self.budget = 0  # tokens that the latest step was allowed
+        self.prefilled = 0  # tokens, in all
+        self.decoded = 0
+        self.step_time = 0.0  # seconds of steps, in all
 
     def planned(self, plan: Plan) -> None:
         chunks = plan.counts[plan.decodes :]
         self._pending[plan.step] = sum(chunks), plan.slots[plan.decodes :]
+        self.budget = plan.budget
         self.metrics[names.STEP_BUDGET_TOKENS].set(plan.budget)
         self.metrics[names.PLAN_STEPS].observe(plan.steps)
         for count in chunks:
@@ -52,6 +57,9 @@ class Observer:
         decode = generated - sum(len(row.tokens) for row in step.rows if row.slot in slots)
         self.metrics[names.STEP_TOKENS].labels(kind="prefill").inc(prefill)
         self.metrics[names.STEP_TOKENS].labels(kind="decode").inc(decode)
+        self.prefilled += prefill
+        self.decoded += decode
+        self.step_time += step.seconds
         self._line.prompt += prefill
         while self._pending and (oldest := next(iter(self._pending))) < step.step:
             del self._pending[oldest]  # it failed

@@ -263,6 +263,11 @@ class Service:
             controlled=self.controls.followed,
             step_limit=snapshot.step_limit,
             step_target=snapshot.step_target,
+            step_budget=self.observer.budget,
+            prefilled=self.observer.prefilled,
+            decoded=self.observer.decoded,
+            step_time=self.observer.step_time,
+            preemptions=snapshot.preemptions,
         )
 
     # --- life --------------------------------------------------------------------------------------

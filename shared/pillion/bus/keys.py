@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 OUT_MAXLEN = 20_000  # entries of `out` and `usage`; a gateway that is further behind reads the journal
 DEAD_MAXLEN = 1_000  # entries set aside that are kept for whoever looks
+QUEUE_TTL = 5  # seconds that admission's word of what waits stands
 HOLDER_TTL = 86_400  # seconds that Redis knows where a request runs; it is deleted with its end
 
 
@@ -79,6 +80,11 @@ class Keys:
     def reserved(self) -> str:
         """Hash request to what is set aside for it, from admission to its end."""
         return self._key("reserved")
+
+    @property
+    def queue(self) -> str:
+        """What waits in admission, as it says once a second; gone soon where none is active."""
+        return self._key("queue")
 
     def journal(self, replica: str) -> str:
         """Stream of a replica's steps, trimmed to what running requests need."""

@@ -245,6 +245,19 @@ class Heartbeat(Struct, frozen=True):
     controlled: EntryId = "0-0"  # the last entry of its control stream that it followed
     step_limit: Count = 0  # most tokens a step
     step_target: Amount = 0.0  # seconds that a step with decodes may take; 0: any
+    step_budget: Count = 0  # tokens that the latest step was allowed
+    prefilled: Count = 0  # prompt tokens computed: a total since the process started, as the next three
+    decoded: Count = 0  # tokens
+    step_time: Amount = 0.0  # seconds of the completed steps
+    preemptions: Count = 0
+    v: int = SCHEMA
+
+
+class Queue(Struct, frozen=True):
+    """What waits in admission; told once a second, for people."""
+
+    waiting: dict[Name, Count]  # requests by level of priority, the first to go first
+    tokens: Count = 0  # of their prompts
     v: int = SCHEMA
 
 

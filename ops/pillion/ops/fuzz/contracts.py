@@ -182,7 +182,7 @@ class Contracts:
         return Heartbeat(
             replica="fuzz", epoch=5, state="ready", reason="r", facts=facts, last_entry="1-1", uncomputed=3,
             credit=100, prefill_rate=50.0, running=1, waiting=1, free_blocks=9, kv_usage=0.5, steps=4,
-            stalled=0.1,
+            stalled=0.1, step_budget=64, prefilled=900, decoded=80, step_time=2.5, preemptions=1,
         )  # fmt: skip
 
     def _usage(self) -> Usage:

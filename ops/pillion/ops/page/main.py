@@ -1,4 +1,4 @@
-"""`ops/page-check`: asks and stops in the chat page, and looks at what it shows and what its console says."""
+"""`ops/page-check`: uses the chat page and the status page, and looks at what they show and their console says."""
 
 import asyncio
 import base64
@@ -16,6 +16,7 @@ import aiohttp
 import click
 
 from pillion.ops.page.browser import BrowserError, Tab, tab
+from pillion.ops.page.status import watch
 from pillion.ops.rig import Rig, RigError
 
 _LAST = "[...document.querySelectorAll('.answer')].at(-1)"
@@ -230,6 +231,7 @@ async def visit(url: str, key: str | None, folder: Path, gateway: Callable[[], i
             ("show an error", check.refuse),
             *([("outlive a gateway", lambda: check.outlive(gateway()))] if gateway else []),
             ("start anew", check.anew),
+            ("status under load", lambda: watch(page, url, key, folder)),
         ]
         for name, step in steps:
             await step()
@@ -247,7 +249,7 @@ async def visit(url: str, key: str | None, folder: Path, gateway: Callable[[], i
 )
 @click.argument("flags", nargs=-1, metavar="[-- FLAGS OF UP]")
 def main(url: str | None, api_key: str | None, screenshots: Path | None, flags: tuple[str, ...]) -> None:
-    """Uses the chat page in Chromium; exit code 1 where it does not do or show what it should."""
+    """Uses the two pages in Chromium; exit code 1 where it does not do or show what it should."""
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="page-")))
         folder = screenshots or temporary

@@ -1,7 +1,8 @@
-"""The chat page at `/`: the files beside this module, as they are. They hold no secret, so they need no key.
+"""The chat page at `/` and the one at `/status`: the files beside this module, as they are. They hold no
+secret, so they need no key.
 
-The page talks to this gateway only, keeps the key in the tab's session storage, and shows what a model wrote
-as text; the policy makes the browser hold it to that.
+The pages talk to this gateway only, keep the key in the tab's session storage, and show what a model wrote
+as text; the policy makes the browser hold them to that.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -15,6 +16,9 @@ FILES: Mapping[str, tuple[str, str]] = {
     "/chat.css": ("chat.css", "text/css"),
     "/chat.js": ("chat.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/status": ("status.html", "text/html"),
+    "/status.css": ("status.css", "text/css"),
+    "/status.js": ("status.js", "text/javascript"),
 }
 """Which file each path has, and its media type."""
 
@@ -40,13 +44,15 @@ def routes() -> Iterator[tuple[str, Callable[[web.Request], Awaitable[web.Respon
     """Each path and what answers a GET of it."""
     folder = files(__name__)
     for path, (name, kind) in FILES.items():
-        yield path, _served(folder.joinpath(name).read_bytes(), kind)
+        yield path, _served(path, folder.joinpath(name).read_bytes(), kind)
 
 
-def _served(content: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _served(path: str, content: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
     tag = sha256(content).hexdigest()[:32]
 
     async def answer(http: web.Request) -> web.Response:
+        if http.path.endswith("/") and path != "/":  # its files would be looked for below it
+            return web.Response(status=308, headers={"Location": f"..{path}", **HEADERS})
         known = any(each.value in (tag, "*") for each in http.if_none_match or ())
         response = (
             web.Response(status=304, headers=HEADERS)

@@ -1,1 +1,1 @@
-"""The chat page in a real browser."""
+"""The pages in a real browser."""

@@ -1,4 +1,4 @@
-"""`ops/page-check`: uses the chat page and the status page, and looks at what they show and their console says."""
+"""`ops/page-check`: uses the chat and the status page; looks at what they show and their console says."""
 
 import asyncio
 import base64

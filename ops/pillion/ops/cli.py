@@ -8,6 +8,7 @@ import msgspec
 from pillion.config import Config, ConfigError, load
 from pillion.ops.compare import compare
 from pillion.ops.options import Command, config_options, configure, fail
+from pillion.ops.profile.command import profile
 from pillion.ops.replay.command import replay
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -272,6 +273,7 @@ def bench_quality(config: str | None, text: str | None, output: str | None, **fl
 
 
 main.add_command(compare)
+main.add_command(profile)
 
 
 @main.group("config", cls=_Group)

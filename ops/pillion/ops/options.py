@@ -26,6 +26,13 @@ ONLY = {
     "bench quality": ("cache_dir", "model", "revision", "dtype", "backend", "threads", "kv_cache_memory"),
     "chat": ("stack", "state_dir", "api_key"),
     "doctor": ("stack", "redis", "state_dir", "cache_dir", "model", "host", "port", "api_key"),
+    "profile": (
+        *("cache_dir", "model", "revision", "served_model_name", "dtype", "quantization", "max_model_len"),
+        *("max_num_seqs", "max_num_batched_tokens", "tile", "executor", "executor_secret"),
+        *("executor_certfile", "executor_keyfile", "executor_cafile", "backend", "threads", "block_size"),
+        *("num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "gpu_memory_utilization", "device"),
+        "log_format",
+    ),
     "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),
 }
 """The settings that a command which runs no service looks at."""

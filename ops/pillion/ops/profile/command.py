@@ -1,0 +1,107 @@
+"""`pillion profile`: a cost model for this machine, measured on a live executor."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pillion.ops.options import config_options, configure, fail
+
+if TYPE_CHECKING:
+    from pillion.config import Config
+    from pillion.ops.profile.run import Profile
+
+GOAL = (0.05, 0.12)  # median and P95 of the relative error
+
+
+@click.command("profile")
+@click.option(
+    "--seconds",
+    default=90.0,
+    type=click.FloatRange(1, 600),
+    metavar="X",
+    help="about how long to measure; each step is measured at least twice  [90]",
+)
+@click.option("--seed", default=1, metavar="N", help="seed of the steps and of their order  [1]")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="where the cost model goes  [the cache folder, where schedulers look for it]",
+)
+@click.option(
+    "--samples",
+    type=click.Path(dir_okay=False, writable=True),
+    metavar="FILE",
+    help="keep every measured time here, as JSON",
+)
+@config_options("profile")
+def profile(
+    seconds: float, seed: int, output: str | None, samples: str | None, config: str | None, **flags: Any
+) -> None:
+    """Measure how long this model's steps take here, and keep a cost model of it.
+
+    Steps with more and fewer prompt tokens, decodes and positions of context, in an order of chance and over
+    and over, by an executor of its own or the one at --executor, if no scheduler has used it. The model's
+    error is told on steps that it has not seen. Keep the machine free meanwhile.
+    """
+    loaded = configure(flags, config)
+    _profile(loaded, seconds, seed, Path(output) if output else None, Path(samples) if samples else None)
+
+
+def _profile(config: "Config", seconds: float, seed: int, output: Path | None, samples: Path | None) -> None:
+    try:
+        import msgspec
+        import uvloop
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        from pillion.config import ConfigError
+        from pillion.modelfiles import ModelFileError
+        from pillion.ops.profile.drive import ProfileError
+        from pillion.ops.profile.run import measure
+        from pillion.steptime import save
+        from pillion.steptime.place import hardware, place
+        from pillion.telemetry import logs
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed; pip install 'pillion[bench,scheduler,executor]'", 1)
+    logs.setup("error", config.telemetry.log_format, "profile")
+    console = Console(stderr=True)
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, refresh_per_second=2, transient=True) as progress:
+            task = progress.add_task("", total=1.0)
+            found = uvloop.run(
+                measure(
+                    config,
+                    seconds,
+                    seed,
+                    lambda share, what: progress.update(task, completed=share, description=what),
+                )
+            )
+        path = output or place(config.cache_path, found.model.provenance.fingerprint, hardware())
+        save(found.model, path)
+        if samples is not None:
+            samples.parent.mkdir(parents=True, exist_ok=True)
+            samples.write_bytes(msgspec.json.format(msgspec.json.encode(found.samples()), indent=1) + b"\n")
+    except (ProfileError, ModelFileError, ConfigError) as error:
+        fail(str(error), 1)
+    except OSError as error:
+        fail(f"cannot write {error.filename}: {error.strerror}", 1)
+    _tell(found, path)
+
+
+def _tell(found: "Profile", path: Path) -> None:
+    model, error = found.model, found.model.error
+    origin = model.provenance
+    repeats = sum(len(step.seconds) for step in found.steps)
+    how = f"{origin.dtype}, {origin.backend} backend, {origin.threads} threads"
+    click.echo(f"{origin.model}, {how} on {origin.hardware}")
+    click.echo(f"{repeats} steps of {len(found.steps)} shapes in {found.rounds} rounds")
+    click.echo(
+        f"error on {error.steps} shapes held out: median {error.median:.1%}, P95 {error.p95:.1%};"
+        f" repeats of one shape differ by {error.spread:.0%}"
+    )
+    if error.median > GOAL[0] or error.p95 > GOAL[1]:
+        click.echo("that is much: was the machine free? `pillion profile` again, with more --seconds")
+    click.echo(f"cost model {model.hash}: {path}")

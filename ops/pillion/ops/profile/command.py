@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pillion.ops.options import config_options, configure, fail
+from pillion.ops.options import Command, config_options, configure, fail
 
 if TYPE_CHECKING:
     from pillion.config import Config
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 GOAL = (0.05, 0.12)  # median and P95 of the relative error
 
 
-@click.command("profile")
+@click.command("profile", cls=Command)
 @click.option(
     "--seconds",
     default=90.0,
@@ -33,7 +33,7 @@ GOAL = (0.05, 0.12)  # median and P95 of the relative error
     "--samples",
     type=click.Path(dir_okay=False, writable=True),
     metavar="FILE",
-    help="keep every measured time here, as JSON",
+    help="keep every measured time here, a line of JSON for each step",
 )
 @config_options("profile")
 def profile(
@@ -83,7 +83,7 @@ def _profile(config: "Config", seconds: float, seed: int, output: Path | None, s
         save(found.model, path)
         if samples is not None:
             samples.parent.mkdir(parents=True, exist_ok=True)
-            samples.write_bytes(msgspec.json.format(msgspec.json.encode(found.samples()), indent=1) + b"\n")
+            samples.write_bytes(b"\n".join(map(msgspec.json.encode, found.samples())) + b"\n")
     except (ProfileError, ModelFileError, ConfigError) as error:
         fail(str(error), 1)
     except OSError as error:

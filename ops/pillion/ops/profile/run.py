@@ -6,7 +6,7 @@ A third of the mixed steps is held out: the model does not see them, and its err
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -30,7 +30,7 @@ from pillion.version import VERSION
 REPEATS = 2  # of a step each time that it has its turn
 MIXES, HELD = 60, 30  # mixed steps to fit, and held out
 POSITIONS = 16_384  # of KV that are written first
-_WARM = 0.15  # share of the time for that
+_WARM, _WARM_SECONDS = 0.15, 2.0  # share of the time for that, and so long at least
 _TURNS = 20
 
 Tell = Callable[[float, str], None]  # share of the time that is over, and what is done
@@ -52,22 +52,16 @@ class Profile:
     rounds: int
     positions: int  # of KV that the steps read
 
-    def samples(self) -> dict[str, Any]:
-        """All that was measured, beside what the model says, for a file."""
-        return {
-            "cost_model": self.model.hash,
-            "rounds": self.rounds,
-            "kv_positions": self.positions,
-            "steps": [
-                {
-                    "work": {name: getattr(step.shape.work, name) for name in Work.__slots__},
-                    "held_out": step.held,
-                    "predicted": round(self.model.seconds(step.shape.work), 7),
-                    "seconds": [round(seconds, 7) for seconds in step.seconds],
-                }
-                for step in self.steps
-            ],
-        }
+    def samples(self) -> Iterator[dict[str, Any]]:
+        """Where it all comes from, then all that was measured of each step beside what the model says."""
+        yield {"cost_model": self.model.hash, "rounds": self.rounds, "kv_positions": self.positions}
+        for step in self.steps:
+            yield {
+                **{name: getattr(step.shape.work, name) for name in Work.__slots__},
+                "held_out": step.held,
+                "predicted": round(self.model.seconds(step.shape.work), 6),
+                "seconds": [round(seconds, 6) for seconds in step.seconds],
+            }
 
 
 async def measure(config: Config, seconds: float, seed: int, tell: Tell) -> Profile:
@@ -81,7 +75,7 @@ async def measure(config: Config, seconds: float, seed: int, tell: Tell) -> Prof
             return (time.monotonic() - began) / seconds
 
         tell(0.0, "filling KV")
-        positions = await driver.warm(POSITIONS, _WARM * seconds)
+        positions = await driver.warm(POSITIONS, max(_WARM * seconds, _WARM_SECONDS))
         limits = Limits.of(driver.facts, positions)
         steps = [Step(shape, False, []) for shape in axes(limits)]
         mixed = mixes(limits, MIXES + HELD, seed)

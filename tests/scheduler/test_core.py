@@ -128,6 +128,32 @@ def test_what_the_executor_cannot_run_takes_its_blocks_out_of_the_index(make, to
     assert drive.plans[-1].step > 2 and any(plan.starts[0] == 0 and plan.step > 2 for plan in drive.plans)
 
 
+def test_nothing_that_a_failed_prompt_computed_is_offered_again(make, toy):
+    """A row without numbers spoils rows before it in its chunk; that shows where the last one samples."""
+    import dataclasses
+
+    from pillion.scheduler.messages import StepDone
+
+    drive = make({"max_num_batched_tokens": 32})
+    prompt = toy.prompt(70, 1)
+    drive.submit(toy.request("bad", prompt))
+    while not drive.plans[-1].samples[-1]:
+        drive.finish_step()
+    assert [plan.counts for plan in drive.plans][:3] == [(32,), (32,), (6,)]
+    while drive.in_flight:
+        plan = drive.in_flight.popleft()
+        rows = tuple(
+            dataclasses.replace(row, tokens=(), finish="error", error="the largest logit is nan")
+            for row in drive.executor.run(plan)
+        )
+        drive.handle(StepDone(plan.step, rows, 0.001))
+    assert drive.streams["bad", 0].error == "the largest logit is nan"
+    drive.submit(toy.request("again", prompt, seed=1, arrival=1.0))
+    drive.run()
+    drive.check_outputs("again")
+    assert drive.streams["again", 0].cached == 0
+
+
 def test_requests_wait_for_the_first_executor(make, toy):
     drive = make(connect=False)
     drive.submit(toy.request("a", toy.prompt(20)), toy.request("long", toy.prompt(5000)))

@@ -256,7 +256,7 @@ class Core:
         )
         if finish is not None:
             if finish == "error":
-                roster.disown(sequence, step)
+                roster.disown(sequence)
             self._end(sequence, out)
 
     def _step_failed(self, event: StepFailed, now: float, out: Outbox) -> None:

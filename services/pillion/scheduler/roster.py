@@ -120,6 +120,7 @@ class Roster:
         self._incarnation += 1
         sequence.incarnation = self._incarnation
         self.by_incarnation[sequence.incarnation] = sequence
+        sequence.taken = draft.step
         sequence.slot = self.free_slots.pop()
         self.prefilling.join(sequence)
         draft.take(sequence)
@@ -250,9 +251,12 @@ class Roster:
             if sequence.step >= since:
                 self.by_incarnation.pop(sequence.incarnation, None)
 
-    def disown(self, sequence: Sequence, since: int) -> None:
-        """The executor could not run it: what plans from `since` on were to write for it is not there."""
-        missing = {entry for entry in sequence.entries if entry.step >= since}
+    def disown(self, sequence: Sequence) -> None:
+        """The executor could not run it, or its logits were no numbers: none of its own KV is trusted.
+
+        A chunk may have spoilt what the one before it shares with others, and shows only in the last.
+        """
+        missing = {entry for entry in sequence.entries if entry.step >= sequence.taken}
         for entry in missing:
             self.pool.withdraw_entry(entry)
         for other in self.running:

@@ -62,6 +62,7 @@ class Sequence:
         "slot",
         "state",
         "step",
+        "taken",
         "tokens",
     )
 
@@ -93,6 +94,7 @@ class Sequence:
         self.cached: int | None = None  # prompt tokens found in the index when first scheduled
         self.incarnation = 0  # of the last take; 0 before the first
         self.step = 0  # the last plan that named it or gave it blocks
+        self.taken = 0  # the plan that gave it its slot last
         self.slot = -1
         self.allow(max_tokens)
         self.clear()

@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from pillion.config import Config, ConfigError, load
+from pillion.ops.bench.traffic_command import traffic
 from pillion.ops.compare import compare
 from pillion.ops.options import Command, config_options, configure, fail
 from pillion.ops.profile.command import profile
@@ -272,6 +273,7 @@ def bench_quality(config: str | None, text: str | None, output: str | None, **fl
     command.quality(configure(flags, config), text, output)
 
 
+bench.add_command(traffic)
 main.add_command(compare)
 main.add_command(profile)
 

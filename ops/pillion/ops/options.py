@@ -20,6 +20,7 @@ SECTIONS = {
 
 ONLY = {
     "bench load": ("stack", "state_dir", "api_key"),
+    "bench traffic": ("stack", "state_dir", "api_key"),
     "bench kernels": (
         *("cache_dir", "model", "revision", "quantization", "backend", "threads", "kv_cache_dtype"),
     ),

@@ -32,7 +32,7 @@ class Timed:
         self.most = self.now = 0
         self._seconds, self._changes = seconds, changes
 
-    async def complete(self, job: Job) -> Timeline:
+    async def complete(self, job: Job, within: float | None = None) -> Timeline:
         self.jobs.append(job)
         self.now += 1
         self.most = max(self.most, self.now)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pillion.ops.bench.client import Timeline
-from pillion.ops.bench.goodput import plot, poisson_jobs, seen
+from pillion.ops.bench.goodput import plot, poisson_jobs
+from pillion.ops.bench.sending import seen
 from pillion.ops.bench.server import Job
 from pillion.ops.traces import Between, Shape
 
@@ -25,14 +26,6 @@ def test_latency_counts_from_the_intended_time():
     assert (late.at, late.lag, late.result, late.prompt, late.output) == (5.0, 1.0, "finished", 2, 3)
     assert (late.ttft, late.e2e, late.cached) == (pytest.approx(2.0), pytest.approx(2.4), 1)
     assert gaps == pytest.approx([0.1, 0.3])
-
-
-def test_how_a_request_ended_is_told():
-    refused = line(status=429, finish=None, error="429", code="predicted_ttft")
-    broken = line(100.1, finish=None, error="gone")
-    away = line(status=0, finish=None, error="ConnectionError")
-    told = [seen(JOB, 100.0, one)[0].result for one in (refused, broken, away)]
-    assert told == ["predicted_ttft", "failed", "failed"]
 
 
 def test_the_plot_is_an_svg_with_its_curves():

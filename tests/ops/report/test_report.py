@@ -36,7 +36,7 @@ CURVE = [(0.1, 0.5), (0.2, 1.0)]
 def report(goodput: list[float] | None = None, **changes: Any) -> Report:
     values: dict[str, Any] = {
         "title": "Replay <of> chats",
-        "provenance": {"command": "pillion bench replay", "slo": {"ttft": 3.0}, "urls": ["a", "b"]},
+        "provenance": {"command": "pillion bench traffic", "slo": {"ttft": 3.0}, "urls": ["a", "b"]},
         "summary": [
             Figure("goodput", goodput or [1.9, 2.0, 2.1], "requests/s", "higher"),
             Figure("P99 TBT", [0.15], "s", "lower"),

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pillion.ops.bench.client import Timeline
-from pillion.ops.bench.goodput import poisson_jobs, seen, sent_when_due
+from pillion.ops.bench.goodput import poisson_jobs
+from pillion.ops.bench.sending import send
 from pillion.ops.bench.server import Job, Server
-from pillion.ops.measure import Slo, Tally, percentile
+from pillion.ops.measure import Outcome, Slo, Tally, percentile
 from pillion.ops.traces import Shape, prompt
 from pillion.ops.traces.lengths import CHATS, SUMMARIES
 
@@ -148,15 +149,17 @@ class Goodput:
 
     async def __call__(self, server: Server, random_: random.Random) -> Result:
         jobs = poisson_jobs(random_, self.rate, self.seconds, self.shape)
-        lines = await sent_when_due(server, jobs)
-        tally = Tally(Slo(self.ttft, self.tbt))
-        ends = [seen(job, intended, line) for job, (intended, line) in zip(jobs, lines, strict=True)]
-        for end, gaps in ends:
+        tally, tails = Tally(Slo(self.ttft, self.tbt)), list[float]()
+
+        def ended(end: Outcome, gaps: list[float]) -> None:
             tally.add(end, gaps)
-        if not tally.ttft.count:
-            raise Failed(f"none of {tally.sent} requests got a token: {lines[0][1].error}")
+            tails.extend([] if end.gap_p99 is None else [end.gap_p99])
+
+        sent = await send(server, jobs, ended)
+        if not tails:
+            why = sent.errors[0] if sent.errors else "they had no time for two"
+            raise Failed(f"none of {tally.sent} requests got two tokens: {why}")
         told = tally.summary(self.seconds)
-        tails = [end.gap_p99 for end, _ in ends if end.gap_p99 is not None]
         return {
             "requests": told["sent"],
             "good_share": told["good_share"],

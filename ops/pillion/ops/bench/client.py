@@ -4,6 +4,7 @@ While a stream runs, only the time of each read is noted; what was read is taken
 that the client costs the server's cores as little as it can.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Timeline:
     error: str | None = None
     status: int = 0  # HTTP; 0: no answer
     code: str | None = None  # of an error
+    cut: bool = False  # it ran when its time was over
 
     @property
     def ttft(self) -> float:
@@ -52,25 +54,36 @@ def session(api_key: str | None = None) -> aiohttp.ClientSession:
     )
 
 
-async def stream(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Timeline:
-    """Sends `body` to `url` and reads the stream to its end. What fails is kept in the timeline."""
+async def stream(
+    http: aiohttp.ClientSession, url: str, body: dict[str, Any], within: float | None = None
+) -> Timeline:
+    """Sends `body` to `url` and reads the stream to its end, or for so many seconds.
+
+    What fails is kept in the timeline, with what came before.
+    """
     body = body | {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    raw = msgspec.json.encode(body)
     sent = time.perf_counter()
-    status = 0
+    status, error, limit = 0, None, asyncio.timeout(within)
+    reads: list[tuple[float, bytes]] = []
     try:
-        async with http.post(url, json=body) as response:
+        async with limit, http.post(url, data=raw, headers=_JSON) as response:
             status = response.status
             if status != 200:
                 text = await response.text()
                 return Timeline(
                     sent, error=f"{status} {text[:300]}", code=_code(text.encode()), status=status
                 )
-            reads = [(time.perf_counter(), data) async for data in response.content.iter_any()]
-    except (aiohttp.ClientError, OSError) as error:
-        return Timeline(sent, error=str(error) or repr(error), status=status)
+            async for data in response.content.iter_any():
+                reads.append((time.perf_counter(), data))  # noqa: PERF401 - kept where the next read fails
+    except (aiohttp.ClientError, OSError) as failure:
+        error = None if limit.expired() else str(failure) or repr(failure)
     line = taken_apart(sent, reads)
-    line.status = status
+    line.status, line.cut, line.error = status, limit.expired(), error or line.error
     return line
+
+
+_JSON = {"Content-Type": "application/json"}
 
 
 # --- what was read ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -19,44 +19,20 @@ from typing import Any
 import click
 import uvloop
 
-from pillion.ops.bench.client import Timeline, session
+from pillion.ops.bench.client import session
+from pillion.ops.bench.sending import send
 from pillion.ops.bench.server import Job, NoServer, Server
-from pillion.ops.measure import FAILED, FINISHED, Outcome, Slo, Tally, outcome
+from pillion.ops.measure import Outcome, Slo, Tally
 from pillion.ops.traces import Lengths, Shape, arrivals, poisson
 
 TIMES = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 RETRY = 1.0  # seconds that a refused client of the closed loop waits at most
 
 
-def seen(job: Job, intended: float, line: Timeline) -> tuple[Outcome, list[float]]:
-    """What became of it, and its gaps. `intended`: when it was to be sent, on the timeline's clock."""
-    result = FINISHED if line.finish and not line.error else line.code if line.status == 429 else FAILED
-    return outcome(
-        job.at,
-        [job.at + token - intended for token in line.tokens],
-        prompt=len(job.prompt),
-        cached=line.cached_tokens,
-        result=result or FAILED,
-        lag=line.sent - intended,
-    )
-
-
 def poisson_jobs(random_: random.Random, rate: float, seconds: float, shape: Shape) -> list[Job]:
     """Those that are due within so many seconds."""
     due = arrivals(random_, shape, poisson(rate), seconds=seconds)
     return [Job.of(arrival, random_) for arrival in due]
-
-
-async def sent_when_due(server: Server, jobs: Sequence[Job]) -> list[tuple[float, Timeline]]:
-    """Sends each when it is due and waits for all ends. With each the time that was intended."""
-    start = time.perf_counter() + 0.1
-
-    async def one(job: Job) -> tuple[float, Timeline]:
-        intended = start + job.at
-        await asyncio.sleep(max(intended - time.perf_counter(), 0.0))
-        return intended, await server.complete(job)
-
-    return list(await asyncio.gather(*map(one, jobs)))
 
 
 async def capacity_of(server: Server, shape: Shape, streams: int, seconds: float, seed: int) -> float:
@@ -93,14 +69,18 @@ async def measure(url: str, shape: Shape, options: dict[str, Any]) -> dict[str, 
             rate = times * capacity
             # Each point has prompts of its own, and none hits another's.
             jobs = poisson_jobs(random.Random(f"{seed} {times}"), rate, seconds, shape)
-            lines = await sent_when_due(server, jobs)
-            ends = [seen(one, intended, line) for one, (intended, line) in zip(jobs, lines, strict=True)]
-            tally = Tally(Slo(ttft, tbt))
-            for end, gaps in ends:
+            tally, ends = Tally(Slo(ttft, tbt)), list[Outcome]()
+
+            def ended(
+                end: Outcome, gaps: list[float], tally: Tally = tally, ends: list[Outcome] = ends
+            ) -> None:
                 tally.add(end, gaps)
+                ends.append(end)
+
+            await send(server, jobs, ended)
             point = {"times_capacity": times, "offered": rate, **tally.summary(seconds)}
             click.echo(json.dumps(point), err=True)
-            points.append(point | {"requests": [list(asdict(end).values()) for end, _ in ends]})
+            points.append(point | {"requests": [list(asdict(end).values()) for end in ends]})
     best = max(point["goodput_per_s"] for point in points)
     return {
         "url": url,

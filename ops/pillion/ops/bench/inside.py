@@ -92,15 +92,23 @@ def _cpu(pid: int) -> float:
 
 async def find(http: aiohttp.ClientSession, config: Config, url: str) -> Inside:
     """Of a server at this address of this machine, if a stack with this state folder runs there."""
-    for up, here in stack.all_running(config):
-        if _address(stack.url(here)) != _address(url):
-            continue
-        with suppress(psutil.NoSuchProcess):
-            found = [await _executor(http, pid) for pid in roles(up).get("executor", ())]
-            threads = banner.threads(here) * here.stack.replicas
-            metrics = [each for each in found if each]
-            return Inside(metrics, up, threads, here.model.quantization)
+    found = running(config, url)
+    if found is None:
+        return Inside()
+    up, here = found
+    with suppress(psutil.NoSuchProcess):
+        executors = [await _executor(http, pid) for pid in roles(up).get("executor", ())]
+        threads = banner.threads(here) * here.stack.replicas
+        return Inside([each for each in executors if each], up, threads, here.model.quantization)
     return Inside()
+
+
+def running(config: Config, url: str) -> tuple[int, Config] | None:
+    """The stack with this state folder that serves at `url` of this machine: `pillion up`, its settings."""
+    for up, here in stack.all_running(config):
+        if _address(stack.url(here)) == _address(url):
+            return up, here
+    return None
 
 
 def _address(url: str) -> tuple[str, int | None]:
@@ -109,15 +117,22 @@ def _address(url: str) -> tuple[str, int | None]:
     return "127.0.0.1" if host in ("localhost", "::1") else host, parts.port
 
 
-async def _executor(http: aiohttp.ClientSession, pid: int) -> str | None:
-    """Where this executor serves its metrics, if it does."""
+def metrics_of(pid: int) -> list[str]:
+    """Where this process may serve its metrics: wherever it listens. Raises psutil.NoSuchProcess."""
+    found = []
     for connection in psutil.Process(pid).net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN:
             host = "127.0.0.1" if connection.laddr.ip in stack.ANY_HOST else connection.laddr.ip
-            url = f"http://{f'[{host}]' if ':' in host else host}:{connection.laddr.port}/metrics"
-            with suppress(NoServer):
-                await _text(http, url)
-                return url
+            found.append(f"http://{f'[{host}]' if ':' in host else host}:{connection.laddr.port}/metrics")
+    return found
+
+
+async def _executor(http: aiohttp.ClientSession, pid: int) -> str | None:
+    """Where this executor serves its metrics, if it does."""
+    for url in metrics_of(pid):
+        with suppress(NoServer):
+            await _text(http, url)
+            return url
     return None
 
 

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 
@@ -24,6 +24,7 @@ class Job:
     prompt: list[int]
     output: int
     at: float = 0.0  # seconds from the start
+    priority: int = 0  # lower runs earlier
 
     @classmethod
     def of(cls, arrival: Arrival, random_: random.Random) -> Self:
@@ -65,17 +66,20 @@ class Server:
         if not line.by_ids:
             self.notes.append("it streams no token ids: a piece of text counts as a token in gaps")
 
-    async def complete(self, job: Job) -> Timeline:
-        """Runs one request, greedily and to its full length. What fails is kept in the timeline."""
-        body = {
+    async def complete(self, job: Job, within: float | None = None) -> Timeline:
+        """Runs one request, greedily and to its full length, for so many seconds at most.
+
+        What fails is kept in the timeline.
+        """
+        body: dict[str, Any] = {
             "prompt": job.prompt if self._ids is IDS else self._translated(job.prompt),
             "max_tokens": job.output,
             "temperature": 0,
             "ignore_eos": True,
         }
-        line = await stream(
-            self._http, f"{self.url}/v1/completions", body | ({"model": self.model} if self.model else {})
-        )
+        body |= {"model": self.model} if self.model else {}
+        body |= {"priority": job.priority} if job.priority else {}
+        line = await stream(self._http, f"{self.url}/v1/completions", body, within)
         line.prompt_tokens = line.prompt_tokens or len(job.prompt)
         return line
 

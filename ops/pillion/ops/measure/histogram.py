@@ -52,6 +52,12 @@ class Histogram:
         self.nothing += len(values) - len(long)
         self._note(len(values), float(values.sum()), float(values.min()), float(values.max()))
 
+    def update(self, other: "Histogram") -> None:
+        """Adds all that the other counted."""
+        self._counts += other._counts
+        self.nothing += other.nothing
+        self._note(other.count, other.total, other.least, other.most)
+
     def _note(self, count: int, total: float, least: float, most: float) -> None:
         self.count += count
         self.total += total

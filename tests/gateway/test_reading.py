@@ -77,6 +77,7 @@ OUTPUTS = st.builds(
     st.integers(0, 2),
     single=st.booleans(),
     certain=st.booleans(),
+    early=st.booleans(),
 )
 
 
@@ -87,7 +88,7 @@ def test_portions_do_not_matter(output: Output, text: str, cuts: list[int]) -> N
     whole = told(output, text)
     assert told(output, *(text[a:b] for a, b in pairwise(borders))) == whole
     assert told(output, *text) == whole
-    if not output.calls.certain:
+    if not (output.calls.certain or output.calls.early):
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole.calls)
     assert all(name in NAMES for name, _ in whole.calls)
     if not whole.calls and not output.thinks and not output.calls.certain:
@@ -134,6 +135,7 @@ def test_calls_in_each_form(form: CallForm, text: str, content: str, calls: list
     whole = told(spec(form), text)
     assert (whole.content, whole.calls) == (content, calls)
     assert told(spec(form, certain=True), *text).calls == whole.calls
+    assert told(spec(form, early=True), *text) == whole
     only = told(spec(form, single=True), *text)
     assert only.calls == calls[:1] and whole.content.startswith(only.content)
 
@@ -164,10 +166,47 @@ def test_what_is_no_call_is_content(form: CallForm, text: str) -> None:
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_arguments_that_are_certain_come_as_they_are_written(form: CallForm) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "told_early"),
+    [
+        # What cannot begin an object is content in a stream too.
+        ("[]", None), ('"{}"', None), ("{a: 1}", None), ("{'a': 1}", None), ("5", None), ("{5}", None), (" { [1]}", None),
+        # Else what was told has been told; what is behind it is content.
+        ('{"a": 1', '{"a": 1'), ('{"a": 1,}', '{"a": 1,}'), ('{"a": nan}', '{"a": nan}'), ('{"a": "\n"}', '{"a": "'),
+        ('{"a": (1)}', '{"a": '), ('{"a": "\ud800"}', '{"a": "\ud800"}'),
+    ],
+)  # fmt: skip
+def test_a_call_that_breaks_off_in_a_stream_is_told_as_broken(
+    form: CallForm, arguments: str, told_early: str | None
+) -> None:
+    text = CALL[form] % arguments
+    if arguments == '{"a": 1':
+        text = text[: text.index(arguments) + len(arguments)]  # cut off by max_tokens
+    output = spec(form, early=True)
+    whole = told(output, *text)
+    assert told(spec(form), *text).calls == [] and told(output, text) == whole
+    reading = reader(output)
+    for character in text:
+        reading.push(character)
+    reading.finish()
+    if told_early is None:
+        assert (whole.calls, whole.content, reading.broken) == ([], text, False)
+    else:
+        assert (whole.calls, reading.broken) == ([["weather", told_early]], True)
+        assert whole.content == "" or text.endswith(whole.content)
+
+
+def test_one_call_has_arguments_once() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": 1}, "name": "weather", "parameters": {"b": 2}}</tool_call>'
+    for early in (True, False):
+        assert told(spec("hermes", early=early), *text).calls == [A]
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_arguments_that_may_come_early_come_as_they_are_written(form: CallForm) -> None:
     text = CALL[form] % ARGUMENTS
-    for certain, most in ((True, 2), (False, len(ARGUMENTS))):
-        reading, longest = reader(spec(form, certain=certain)), 0
+    for way, most in (("certain", 2), ("early", 2), (None, len(ARGUMENTS))):
+        reading, longest = reader(spec(form, **{way: True} if way else {})), 0
         for character in text:
             pieces = [part.text for part in reading.push(character) if isinstance(part, Arguments)]
             longest = max([longest, *map(len, pieces)])

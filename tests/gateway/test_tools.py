@@ -46,10 +46,10 @@ async def test_a_call_streamed_and_whole(start: Any, parse_sse: Any) -> None:
     calls = [part["delta"]["tool_calls"][0] for part in parts if "tool_calls" in part["delta"]]
     identity = calls[0].pop("id")
     assert identity.startswith("call_") and identity != call["id"]
-    assert calls == [
-        {"index": 0, "type": "function", "function": {"name": "weather", "arguments": ""}},
-        {"index": 0, "function": {"arguments": '{"city": "Köln"}'}},
-    ]
+    assert calls[0] == {"index": 0, "type": "function", "function": {"name": "weather", "arguments": ""}}
+    pieces = [call["function"].pop("arguments") for call in calls[1:]]
+    assert "".join(pieces) == call["function"]["arguments"] and len(pieces) > 3 and all(pieces)
+    assert all(one == {"index": 0, "function": {}} for one in calls[1:])
     assert "".join(part["delta"].get("content", "") for part in parts) == "Let me look."
     assert [part["finish_reason"] for part in parts if part["finish_reason"]] == ["tool_calls"]
 
@@ -65,6 +65,26 @@ async def test_what_is_no_call_and_who_may_not_call(start: Any) -> None:
         answer, request = await answered(stack, none, CALL)
         assert answer["choices"][0]["message"] == {"role": "assistant", "content": CALL, "refusal": None}
         assert "weather" not in stack.tokenizer.decode(request.prompts[0], skip_special=False)
+
+
+async def test_what_a_stream_has_told_of_a_call_is_no_end_with_calls_where_it_breaks_off(
+    start: Any, parse_sse: Any
+) -> None:
+    stack = await start()
+    for text, arguments, content, finish in (
+        (CALL.replace('"}}', '",}}'), '{"city": "Köln",}', "", "stop"),
+        (CALL.replace('"}}', '\n"}}'), '{"city": "Köln', '\n"}}\n</tool_call>', "stop"),
+        (CALL.replace("}}", "}"), '{"city": "Köln"}', "", "tool_calls"),  # a brace too few behind them
+    ):
+        streamed, _ = await answered(stack, TOOLS | {"stream": True}, text)
+        parts = [event["choices"][0] for event in parse_sse(streamed) if event != "[DONE]"]
+        calls = [part["delta"]["tool_calls"][0] for part in parts if "tool_calls" in part["delta"]]
+        assert "".join(call["function"]["arguments"] for call in calls) == arguments
+        assert "".join(part["delta"].get("content", "") for part in parts) == content
+        assert parts[-1]["finish_reason"] == finish
+        whole, _ = await answered(stack, TOOLS, text)
+        assert whole["choices"][0]["message"] == {"role": "assistant", "content": text, "refusal": None}
+        assert whole["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_only_one_call_ends_the_choice(start: Any) -> None:

@@ -121,7 +121,7 @@ class Choice:
             parts += self._reader.push(rest)
         if self.finish is not None:
             parts += self._reader.finish()
-            if self.finish == "stop" and self._reader.calls:
+            if self.finish == "stop" and self._reader.calls and not self._reader.broken:
                 self.finish = "tool_calls"
         return self._delta(text, parts, item)
 

@@ -15,6 +15,9 @@ class Reading(Protocol):
     def calls(self) -> int: ...
 
     @property
+    def broken(self) -> bool: ...
+
+    @property
     def thinking(self) -> bool: ...
 
     @property
@@ -28,7 +31,7 @@ class Reading(Protocol):
 class Verbatim:
     """All is content."""
 
-    calls, thinking, over = 0, False, False
+    calls, broken, thinking, over = 0, False, False, False
 
     def push(self, text: str) -> tuple[Part, ...]:
         return (Text("content", text),) if text else ()

@@ -38,6 +38,7 @@ def shaped(
         names if tools.only is None else (tools.only,),
         single=not (tools.parallel or forced),  # else the grammar sees to that
         certain=forced,
+        early=asked.output.stream,
     )
     asked = replace(asked, output=replace(asked.output, calls=calls))
     if not forced and asked.shape is None:

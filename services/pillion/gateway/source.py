@@ -63,6 +63,7 @@ class Source:
     def __init__(self) -> None:
         self.calls = 0
         self.thinking = False  # what comes next is reasoning; for the parser to set
+        self.broken = False  # a call was told whose arguments are no JSON object
         self._parts: list[Part] = []
         self._text = ""  # what is not told
         self._at = 0  # how much of it is read
@@ -71,6 +72,7 @@ class Source:
         self._kind: Kind = "content"
         self._behind_call = False
         self._streams = False  # arguments are told as they are read
+        self._arguments = ""  # what of them was told
 
     # --- for the one who has the text
 
@@ -172,6 +174,16 @@ class Source:
             yield from self.more()
         return self._text[self._at : self._at + 1]
 
+    def begins_object(self) -> Steps[bool]:
+        """Whether a JSON object could come next; nothing is read."""
+        at = self._at
+        yield from self.one_of("{")
+        begun = self._at > at
+        yield from self.space()
+        begins = begun and (yield from self.peek()) in ('"', "}")
+        self._at = at
+        return begins
+
     def value(self) -> Steps[str]:
         """Reads one JSON value, of which only strings and brackets are looked at. Raises NoCall."""
         start = self._at
@@ -227,7 +239,7 @@ class Source:
         if self._streams:
             self._at = len(self._text) if self._ended else self._at
             self._tell_arguments()
-            self._streams = False
+            self._streams, self.broken = False, True
         else:
             self._tell("content", self._at)
 
@@ -244,16 +256,17 @@ class Source:
         self._begin(name)
         self._parts.append(Arguments(self.calls - 1, arguments))
 
-    def stream(self, name: str) -> Steps[None]:
+    def stream(self, name: str) -> Steps[str]:
         """What was read begins a call, whose arguments, one JSON value, come next and are told as they come.
 
-        Raises NoCall where they do not end.
+        Gives them. Raises NoCall where they do not end.
         """
         self._begin(name)
-        self._streams = True
+        self._streams, self._arguments = True, ""
         yield from self._value()
         self._tell_arguments()
         self._streams = False
+        return self._arguments
 
     def _begin(self, name: str) -> None:
         self._drop()
@@ -268,6 +281,7 @@ class Source:
     def _tell_arguments(self) -> None:
         if self._at:
             self._parts.append(Arguments(self.calls - 1, self._text[: self._at]))
+            self._arguments += self._text[: self._at]
             self._text, self._at = self._text[self._at :], 0
 
     def _tell(self, kind: Kind, end: int) -> None:
@@ -299,6 +313,11 @@ class Reader:
     def calls(self) -> int:
         """Tool calls so far."""
         return self._source.calls
+
+    @property
+    def broken(self) -> bool:
+        """Whether one of them cannot be read."""
+        return self._source.broken
 
     @property
     def thinking(self) -> bool:

@@ -15,7 +15,7 @@ _ARGUMENTS = ("arguments", "parameters")
 
 def read(source: Source, calls: Calls) -> Steps[None]:
     """Reads the object that comes next, and tells the call. Raises NoCall."""
-    name, given, streamed = "", "{}", False
+    name, given, streamed = "", "", False
     yield from source.need("{")
     while True:
         yield from source.space()
@@ -23,25 +23,28 @@ def read(source: Source, calls: Calls) -> Steps[None]:
         yield from source.space()
         yield from source.need(":")
         yield from source.space()
-        if key in _ARGUMENTS and (yield from _certain(source, calls, name)):
-            yield from source.stream(name)
+        if key in _ARGUMENTS and not (given or streamed) and (yield from _early(source, calls, name)):
+            yield from _stream(source, name)
             streamed = True
         else:
             value = yield from source.value()
             if key == "name":
-                name = _decoded(value, str)
+                name = name or _decoded(value, str)
             elif key in _ARGUMENTS and value != "null":
-                given = value
+                given = given or value
         yield from source.space()
         match (yield from source.one_of(",", "}")):
             case "}":
                 break
+            case "" if streamed:  # its arguments are whole, and told
+                source.again()
+                return
             case "":
                 raise NoCall
     if streamed:
         source.leave_out()
     else:
-        _tell(source, calls, name, given)
+        _tell(source, calls, name, given or "{}")
 
 
 def marked(
@@ -60,15 +63,27 @@ def marked(
 
 def arguments(source: Source, calls: Calls, name: str) -> Steps[None]:
     """Reads the arguments of a call that was named before them, and tells it. Raises NoCall."""
-    if (yield from _certain(source, calls, name)):
-        yield from source.stream(name)
+    if (yield from _early(source, calls, name)):
+        yield from _stream(source, name)
     else:
         _tell(source, calls, name, (yield from source.value()))
 
 
-def _certain(source: Source, calls: Calls, name: str) -> Steps[bool]:
-    """Whether what comes next is the arguments, and will be whole."""
-    return calls.certain and name in calls.names and (yield from source.peek()) == "{"
+def _early(source: Source, calls: Calls, name: str) -> Steps[bool]:
+    """Whether what comes next is the arguments, to be told as they come."""
+    if name not in calls.names:
+        return False
+    if calls.certain:
+        return (yield from source.peek()) == "{"
+    return calls.early and (yield from source.begins_object())
+
+
+def _stream(source: Source, name: str) -> Steps[None]:
+    given = yield from source.stream(name)
+    try:
+        _decoded(given, dict)
+    except NoCall:
+        source.broken = True  # it is too late to make them content
 
 
 def _tell(source: Source, calls: Calls, name: str, given: str) -> None:

@@ -17,6 +17,7 @@ class Calls:
     names: tuple[str, ...]  # of the functions that may be called
     single: bool = False  # the first one ends the choice
     certain: bool = False  # tokens are drawn such that calls are whole: arguments are shown as they come
+    early: bool = False  # they are shown as they come all the same, in a stream
 
 
 @dataclass(frozen=True, slots=True)

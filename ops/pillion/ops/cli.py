@@ -8,6 +8,7 @@ import msgspec
 from pillion.config import Config, ConfigError, load
 from pillion.ops.bench.traffic_command import traffic
 from pillion.ops.compare import compare
+from pillion.ops.fetch import fetch
 from pillion.ops.options import Command, config_options, configure, fail
 from pillion.ops.profile.command import profile
 from pillion.ops.replay.command import replay
@@ -107,6 +108,9 @@ def chat(
     except StackError as error:
         fail(str(error), 1)
     raise SystemExit(conversation.run(message))
+
+
+main.add_command(fetch)
 
 
 @main.command()

@@ -34,6 +34,7 @@ ONLY = {
         *("num_kv_blocks", "kv_cache_memory", "kv_cache_dtype", "gpu_memory_utilization", "device"),
         "log_format",
     ),
+    "fetch": ("cache_dir", "model", "revision"),
     "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),
 }
 """The settings that a command which runs no service looks at."""

@@ -111,7 +111,7 @@ def _download(
     ]
     end = time.monotonic() + deadline
     for pause in (*_PAUSES, None):
-        done = _run(command, source, target, deadline, end)
+        done = _run(command, scratch, source, target, deadline, end)
         if pause is None or not done.returncode or _ABSENT in done.stderr:
             break
         say(f"the download broke off ({_reason(done)}); trying again in {pause:.0f} s")
@@ -126,7 +126,7 @@ def _download(
 
 
 def _run(
-    command: list[str], source: Source, target: Path, deadline: float, end: float
+    command: list[str], scratch: Path, source: Source, target: Path, deadline: float, end: float
 ) -> "subprocess.CompletedProcess[str]":
     try:
         # pip writes its progress to standard output, which is our standard error; its errors go into ours.
@@ -136,6 +136,7 @@ def _run(
                 stdout=shown,
                 stderr=subprocess.PIPE,
                 text=True,
+                env={**os.environ, "TMPDIR": str(scratch)},  # on the disk that keeps it, which has the space
                 timeout=max(0.0, end - time.monotonic()),
                 check=False,
             )

@@ -52,8 +52,9 @@ def traced(processes, tiny_model, receiver):
         OTEL_EXPORTER_OTLP_INSECURE="true",
         OTEL_BSP_SCHEDULE_DELAY="100",
     )
-    for service in ("executor", "scheduler", "admission", "gateway"):
+    for service in ("executor", "scheduler", "admission"):
         running.start(service)
+    running.start("gateway", slo_tbt=1e-6)  # so that every stream misses it
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + 120
     while True:
@@ -138,5 +139,17 @@ async def test_one_trace_goes_through_four_services(traced, receiver):
         assert attributes["gen_ai.usage.output_tokens"].int_value == 12
         assert attributes["gen_ai.usage.input_tokens"].int_value == 150
         assert attributes["gen_ai.response.id"].string_value in ids
+        assert attributes["pillion.slo.missed"].string_value == "tbt"
+        # From the request to its longest gap, and to the step that was the longest meanwhile.
+        (gap,) = [event for event in chat.events if event.name == "longest gap"]
+        told = {item.key: item.value for item in gap.attributes}
+        assert told["pillion.seconds"].double_value > 1e-6
+        assert 1 <= told["pillion.position"].int_value <= 11
+        assert chat.start_time_unix_nano < gap.time_unix_nano <= chat.end_time_unix_nano
+        (longest,) = [event for event in named["execute decode"].events if event.name == "longest step"]
+        told = {item.key: item.value for item in longest.attributes}
+        assert told["pillion.seconds"].double_value > 0
+        assert told["pillion.tokens"].int_value >= 1
+        assert told["pillion.step"].int_value >= 4
         assert not any("prompt" in key and "token" not in key for key in attributes)
         assert "gen_ai.system" not in attributes

@@ -1,4 +1,7 @@
-"""A sequence's two spans at the executor: `execute prefill` and `execute decode`, never one a token."""
+"""A sequence's two spans at the executor: `execute prefill` and `execute decode`, never one a token.
+
+Each tells its longest step as an event; other sequences' chunks in that step name the same number.
+"""
 
 from dataclasses import dataclass
 
@@ -11,6 +14,24 @@ from pillion.telemetry import names, tracing
 from pillion.telemetry.tracing import nanoseconds
 
 
+@dataclass(frozen=True, slots=True)
+class _Longest:
+    """The longest of a plan's steps."""
+
+    began: int  # nanoseconds, of the plan
+    seconds: float
+    step: int  # the plan's number
+    tokens: int  # computed by its first step, of all sequences
+    chunk_tokens: int  # of these, in rows of more than one: chunks of prompts
+
+    @classmethod
+    def of(cls, step: Step) -> "_Longest":
+        counts = list(step.plan.count)
+        longest = max((parts.seconds for parts in step.parts), default=step.ended - step.began)
+        chunks = sum(count for count in counts if count > 1)
+        return cls(nanoseconds(step.began), longest, step.plan.step, sum(counts), chunks)
+
+
 @dataclass(slots=True)
 class _Sequence:
     context: Context
@@ -18,6 +39,7 @@ class _Sequence:
     prefilling: bool
     steps: int = 0
     tokens: int = 0
+    longest: _Longest | None = None
 
 
 class Spans:
@@ -42,6 +64,7 @@ class Spans:
             finished = {slot: finish for slot, finish in ends if finish != executor_pb2.RUNNING}
             brought = zip(step.result.slot, step.result.token_count, strict=True)
             further = {slot: count - 1 for slot, count in brought if count > 1}
+        longest = _Longest.of(step)
         # A plan that was refused may have lists of different lengths.
         for slot, count, sample in zip(plan.slot, plan.count, plan.sample, strict=False):
             sequence = self._slots.get(slot)
@@ -49,12 +72,14 @@ class Spans:
                 continue
             sequence.steps += 1 + further.get(slot, 0)
             sequence.tokens += count + further.get(slot, 0)
+            if sequence.longest is None or longest.seconds > sequence.longest.seconds:
+                sequence.longest = longest
             if step.result is None:
                 sequence.span.set_attribute(names.ERROR_TYPE, "step_failed")
             elif sequence.prefilling and sample and slot not in finished:
                 self._end(sequence, end)
                 sequence.prefilling = False
-                sequence.steps = sequence.tokens = 0
+                sequence.steps, sequence.tokens, sequence.longest = 0, 0, None
                 sequence.span = self._tracer.start_span(
                     names.SPAN_EXECUTE_DECODE, sequence.context, start_time=end
                 )
@@ -93,4 +118,12 @@ class Spans:
     def _end(sequence: _Sequence, end: int | None) -> None:
         sequence.span.set_attribute("pillion.steps", sequence.steps)
         sequence.span.set_attribute("pillion.computed_tokens", sequence.tokens)
+        if longest := sequence.longest:
+            told: dict[str, int | float] = {
+                "pillion.step": longest.step,
+                "pillion.seconds": longest.seconds,
+                "pillion.tokens": longest.tokens,
+                "pillion.chunk_tokens": longest.chunk_tokens,
+            }
+            sequence.span.add_event(names.EVENT_LONGEST_STEP, told, longest.began)
         sequence.span.end(end)

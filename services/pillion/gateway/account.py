@@ -115,6 +115,8 @@ class Account:
     first: float | None = None
     last: float = 0.0
     worst: float = 0.0
+    worst_at: float = 0.0  # seconds since the epoch, its end
+    worst_position: int = 0  # of the token that ended it
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))  # the last ones, over all choices
     closed: bool = False
     _latest: dict[int, float] = field(default_factory=dict)
@@ -154,7 +156,8 @@ class Account:
             gaps.observe(gap)
             self.accounts.recent.tbt.add(gap, now)
             self.gaps.append(gap)
-            self.worst = max(self.worst, gap)
+            if gap > self.worst:
+                self.worst, self.worst_at, self.worst_position = gap, clock.wall(), item.position
         if fresh > 1:
             self.accounts.recent.tbt.add(0.0, now, fresh - 1)
         for _ in range(fresh - 1):
@@ -185,11 +188,11 @@ class Account:
         if self.first is not None and per_choice > 1 and not self.resumed:
             self._histogram(names.TIME_PER_OUTPUT_TOKEN).observe((self.last - self.first) / (per_choice - 1))
         if outcome == FINISHED:
-            met = "true" if self.worst <= accounts.slo_tbt else "false"
-            accounts.metrics[names.SLO_REQUESTS].labels("tbt", met).inc()
-            if accounts.slo_ttft is not None and self.first is not None:
-                met = "true" if self.first - self.start <= accounts.slo_ttft else "false"
-                accounts.metrics[names.SLO_REQUESTS].labels("ttft", met).inc()
+            missed = self._missed()
+            judged = ["tbt"] + ["ttft"] * (accounts.slo_ttft is not None and self.first is not None)
+            for target in judged:
+                met = "false" if target in missed else "true"
+                accounts.metrics[names.SLO_REQUESTS].labels(target, met).inc()
         self._describe_end(error)
         log.info(
             "request %s %s: %d prompt, %d cached, %d output tokens, TTFT %s, worst gap %.0f ms, %s",
@@ -216,9 +219,20 @@ class Account:
                 names.USAGE_CACHE_READ_INPUT_TOKENS: answer.cached_tokens,
             }
         )
+        missed = self._missed()
+        if missed:
+            self.span.set_attribute(names.SLO_MISSED, ",".join(missed))
+        if self.worst:
+            told = {"pillion.seconds": self.worst, "pillion.position": self.worst_position}
+            self.span.add_event(names.EVENT_LONGEST_GAP, told, tracing.nanoseconds(self.worst_at))
         if error:
             self.span.set_attribute(names.ERROR_TYPE, error)
             self.span.set_status(Status(StatusCode.ERROR, error))
+
+    def _missed(self) -> list[str]:
+        accounts, first = self.accounts, self.first
+        late = accounts.slo_ttft is not None and first is not None and first - self.start > accounts.slo_ttft
+        return ["ttft"] * late + ["tbt"] * (self.worst > accounts.slo_tbt)
 
     def _histogram(self, metric: names.Metric, *more: str):  # type: ignore[no-untyped-def]
         operation = _OPERATIONS[self.answer.spec.form]

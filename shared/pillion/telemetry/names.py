@@ -254,6 +254,10 @@ SPAN_DECODE = "decode"
 SPAN_EXECUTE_PREFILL = "execute prefill"
 SPAN_EXECUTE_DECODE = "execute decode"
 EVENT_CHUNK = "chunk"
+EVENT_LONGEST_STEP = "longest step"
+EVENT_LONGEST_GAP = "longest gap"
+SLO_MISSED = "pillion.slo.missed"
+"""On the `chat` span: `ttft`, `tbt` or `ttft,tbt`; absent where all was met. Collectors keep such traces."""
 
 # Attributes of the `chat` span
 OPERATION_NAME = "gen_ai.operation.name"

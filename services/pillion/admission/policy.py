@@ -10,7 +10,7 @@ from pillion.admission.line import Line, Waiting, prompt_tokens
 from pillion.admission.predict import Correction, Forecast, forecast
 from pillion.admission.route import Replicas
 from pillion.admission.tenants import Tenants
-from pillion.config import TenantLimits
+from pillion.config import Config, TenantLimits, parse_limits
 from pillion.contracts.entries import Facts, Heartbeat, Refusal, Request, Usage
 
 # --- events ----------------------------------------------------------------------------------------
@@ -378,6 +378,18 @@ class Policy:
             self.tenants.go(waiting.request.id)
             forwards.append(Forward(waiting, replica))
         return forwards
+
+
+def configured(config: Config) -> Policy:
+    """Raises ConfigError for a tenant's limits that are none."""
+    settings = config.admission
+    limits = TenantLimits(settings.tenant_rpm, settings.tenant_tpm, settings.tenant_concurrency)
+    return Policy(
+        settings.max_waiting,
+        config.scheduler.priority_ageing,
+        settings.slo_ttft,
+        Tenants(limits, parse_limits(settings.tenant_limits, limits)),
+    )
 
 
 def _first_suffix(waiting: Waiting) -> int:

@@ -12,13 +12,12 @@ from redis.exceptions import RedisError
 from pillion import ids
 from pillion.actors import Exit, Supervisor
 from pillion.admission.desk import METRICS, Beats, Cancels, Data, Desk, Submissions, Words
-from pillion.admission.policy import Policy
+from pillion.admission.policy import configured
 from pillion.admission.spans import GROUP, Spans
 from pillion.admission.takeover import TakeOver
-from pillion.admission.tenants import Tenants
 from pillion.bus import Connection, Entry, Group, Keys, Lease, Tail, Watch, retrying
 from pillion.bus.keys import QUEUE_TTL
-from pillion.config import Config, TenantLimits, parse_limits
+from pillion.config import Config
 from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, Usage, decode, encode
 from pillion.telemetry import Metrics, tracing
 from pillion.telemetry.endpoint import endpoint
@@ -81,14 +80,7 @@ class Admission:
         self._cancels = Tail(cancel, keys.cancel)
         self._beats = Tail(beats, keys.beats)
         self._usage = Tail(usage, keys.usage)
-        settings = config.admission
-        limits = TenantLimits(settings.tenant_rpm, settings.tenant_tpm, settings.tenant_concurrency)
-        policy = Policy(
-            settings.max_waiting,
-            config.scheduler.priority_ageing,
-            settings.slo_ttft,
-            Tenants(limits, parse_limits(settings.tenant_limits, limits)),
-        )
+        policy = configured(config)
         self.desk = Desk(policy, desk, keys, self._lease, metrics, Spans(tracing.tracer()), consumer)
         self.watch = Watch(watch, keys, self._data)
         self._take_over = TakeOver(takeover, keys, config.scheduler, self.desk)

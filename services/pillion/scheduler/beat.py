@@ -4,14 +4,44 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from pillion.bus import UNREACHABLE, Connection, Keys
 from pillion.contracts.entries import Heartbeat, encode
+from pillion.scheduler.messages import Snapshot
 
 log = logging.getLogger(__name__)
 
 SHORTEST = 0.05  # seconds between two heartbeats
 LONGEST = 1.0  # even when nothing changes
+RATE_GUESS = 500.0  # prompt tokens/s before any was measured
 _MAXLEN = 1000
+
+
+def heartbeat(stands: Heartbeat, snapshot: Snapshot, credit_seconds: float) -> Heartbeat:
+    """`stands` (who it is, how it stands, what it has read), with what the core tells of its load."""
+    facts = stands.facts
+    if facts is not None and snapshot.max_model_len:
+        facts = replace(facts, max_model_len=snapshot.max_model_len)
+    return replace(
+        stands,
+        facts=facts,
+        uncomputed=snapshot.uncomputed,
+        credit=int((snapshot.prefill_rate or RATE_GUESS) * credit_seconds),
+        prefill_rate=snapshot.prefill_rate,
+        seats=snapshot.seats,
+        step_seconds=snapshot.step_seconds,
+        idle_rate=snapshot.idle_rate,
+        running=snapshot.running,
+        waiting=snapshot.waiting,
+        free_blocks=snapshot.free_blocks,
+        kv_usage=snapshot.referenced_blocks / snapshot.blocks if snapshot.blocks else 0.0,
+        steps=snapshot.steps,
+        stalled=snapshot.overdue,
+        step_limit=snapshot.step_limit,
+        step_target=snapshot.step_target,
+        preemptions=snapshot.preemptions,
+    )
 
 
 class Beat:

@@ -19,7 +19,7 @@ from pillion.bus.ledger import Ledger, Opened
 from pillion.config import Config, ConfigError, Scheduler
 from pillion.contracts.access import Access
 from pillion.contracts.entries import Cancel, Facts, Heartbeat, UnknownSchema, decode
-from pillion.scheduler.beat import Beat
+from pillion.scheduler.beat import Beat, heartbeat
 from pillion.scheduler.control import DRAINING, Controls
 from pillion.scheduler.core import Core
 from pillion.scheduler.gateways import Gateways
@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 
 MAILBOX = 1024
 OVERDUE = 10.0  # seconds that a step may be late before the replica is unready
-RATE_GUESS = 500.0  # prompt tokens/s before any was measured
 
 
 def executor_address(config: Config) -> str:
@@ -236,39 +235,21 @@ class Service:
         state = self._state or ("unready" if reason else "ready")
         if state == "ready" and self.controls.draining:
             state, reason = "draining", DRAINING
-        rate = snapshot.prefill_rate or RATE_GUESS
-        facts = self._facts
-        if facts is not None and snapshot.max_model_len:
-            facts = _with_limit(facts, snapshot.max_model_len)
-        return Heartbeat(
+        stands = Heartbeat(
             replica=self.replica,
             epoch=self.lease.epoch,
             state=state,
             reason=reason,
-            facts=facts,
+            facts=self._facts,
             last_entry=self.intake.last,
-            uncomputed=snapshot.uncomputed,
-            credit=int(rate * self.config.admission.credit_seconds),
-            prefill_rate=snapshot.prefill_rate,
-            seats=snapshot.seats,
-            step_seconds=snapshot.step_seconds,
-            idle_rate=snapshot.idle_rate,
-            running=snapshot.prefilling + snapshot.decoding,
-            waiting=snapshot.waiting,
-            free_blocks=snapshot.free_blocks,
-            kv_usage=snapshot.referenced_blocks / snapshot.blocks if snapshot.blocks else 0.0,
-            steps=snapshot.steps,
-            stalled=snapshot.overdue,
             generation=self._generation,
             controlled=self.controls.followed,
-            step_limit=snapshot.step_limit,
-            step_target=snapshot.step_target,
             step_budget=self.observer.budget,
             prefilled=self.observer.prefilled,
             decoded=self.observer.decoded,
             step_time=self.observer.step_time,
-            preemptions=snapshot.preemptions,
         )
+        return heartbeat(stands, snapshot, self.config.admission.credit_seconds)
 
     # --- life --------------------------------------------------------------------------------------
 
@@ -320,12 +301,6 @@ def _recorder(settings: Scheduler) -> Recorder | None:
     known = msgspec.structs.replace(settings, record=None)  # where it lies is nobody's business
     header = Header(VERSION, settings.replica, clock.wall(), known)
     return Recorder(Path(settings.record).expanduser(), header, settings.record_bytes)
-
-
-def _with_limit(facts: Facts, limit: int) -> Facts:
-    return Facts(
-        **{**{name: getattr(facts, name) for name in Facts.__struct_fields__}, "max_model_len": limit}
-    )
 
 
 async def run(config: Config) -> int:

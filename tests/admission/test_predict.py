@@ -75,29 +75,40 @@ class TestCorrection:
 class TestPrefixes:
     def test_what_went_to_a_replica_is_held_there_up_to_the_first_difference(self):
         known, facts = Prefixes(), make_facts()
+
+        def held(prompt, replica, **fields):
+            return len(prompt) - known.look(make_request(prompt, **fields))(facts, replica)
+
         prompt = tuple(range(100))
         known.note(make_request(prompt), facts, "0")
-        assert known.held(make_request(prompt), prompt, facts, "0") == 96
-        assert known.held(make_request(prompt), prompt, facts, "1") == 0
-        other = (*prompt[:40], 7, *prompt[41:])
-        assert known.held(make_request(other), other, facts, "0") == 32
-        salted = make_request(prompt, cache_salt="s")
-        assert known.held(salted, prompt, facts, "0") == 0
-        whole = prompt[:96]
-        assert known.held(make_request(whole), whole, facts, "0") == 95  # the last is always computed
-        assert known.held(make_request(prompt[:9]), prompt[:9], facts, "0") == 0
+        assert held(prompt, "0") == 96 and held(prompt, "1") == 0
+        assert held((*prompt[:40], 7, *prompt[41:]), "0") == 32
+        assert held(prompt, "0", cache_salt="s") == 0
+        assert held(prompt[:96], "0") == 95  # the last is always computed
+        assert held(prompt[:9], "0") == 0
+        # What went on to another is held there, but not what goes before it.
+        known.note(make_request(prompt[:48]), facts, "1")
+        assert held(prompt, "1") == 48 and held(prompt, "0") == 0
 
     def test_choices_share_their_prompt(self):
         known, facts = Prefixes(), make_facts()
         one = make_request(tuple(range(100)), n=3)
-        assert known.suffix(one, facts, "0") == 100 + 2 * 4
+        assert known.look(one)(facts, "0") == 100 + 2 * 4
         known.note(one, facts, "0")
-        assert known.suffix(one, facts, "0") == 3 * 4
+        assert known.look(one)(facts, "0") == 3 * 4
+
+    def test_replicas_with_blocks_of_other_sizes_hold_other_prefixes(self):
+        known, facts, small = Prefixes(), make_facts(), make_facts(block_size=4)
+        one = make_request(tuple(range(23)))
+        known.note(one, facts, "0")
+        known.note(one, small, "1")
+        look = known.look(one)
+        assert [look(facts, "0"), look(small, "1")] == [23 - 16, 23 - 20]
 
     def test_a_later_replica_is_the_one_that_is_known(self):
         known, facts = Prefixes(), make_facts()
-        prompt = tuple(range(64))
+        one = make_request(tuple(range(64)))
         for replica in "01":
-            known.note(make_request(prompt), facts, replica)
-        assert known.held(make_request(prompt), prompt, facts, "0") == 0
-        assert known.held(make_request(prompt), prompt, facts, "1") == 63
+            known.note(one, facts, replica)
+        look = known.look(one)
+        assert [look(facts, "0"), look(facts, "1")] == [64, 1]

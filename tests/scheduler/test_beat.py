@@ -12,7 +12,7 @@ def test_a_heartbeat_is_how_the_replica_stands_with_what_its_core_tells(make, to
     assert idle.facts.max_model_len == 64 * 16 + 1 < drive.facts.max_model_len  # what the pool can hold
     assert (idle.credit, idle.running, idle.kv_usage) == (2 * RATE_GUESS, 0, 0.0)
     drive.submit(*(toy.request(f"r{i}", toy.prompt(100, i), max_tokens=60) for i in range(6)))
-    while drive.core.snapshot().decoding < 4:
+    while drive.core.snapshot().decoding < 4 or not drive.core.snapshot().prefill_rate:
         drive.advance()
     seen = drive.core.snapshot()
     busy = heartbeat(stands, seen, 2.0)

@@ -13,9 +13,14 @@ def longest(facts: Facts) -> int:
     return min(facts.max_model_len, (facts.num_blocks - 1) * facts.block_size + 1)
 
 
+def need(request: Request) -> int:
+    """Tokens of its longest sequence, prompt and output."""
+    return max(map(len, request.prompts)) + (request.max_tokens or 1)
+
+
 def fits(request: Request, facts: Facts) -> bool:
     """Whether each of its sequences can run alone on a replica with these facts."""
-    return max(map(len, request.prompts)) + (request.max_tokens or 1) <= longest(facts)
+    return need(request) <= longest(facts)
 
 
 def malformed(request: Request) -> Refusal | None:

@@ -1,10 +1,11 @@
 """Which replica runs a request: what each holds, and when it would be done."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from pillion.admission.limits import fits
+from pillion.admission.limits import longest, need
 from pillion.admission.line import EntryId, Waiting, entry_id, prompt_tokens
 from pillion.admission.predict import Server
 from pillion.admission.prefixes import Prefixes
@@ -213,12 +214,13 @@ class Replicas:
         A request that comes again goes where it went before, while that replica lives: its prefix may be held
         there. Else where the same bits are computed.
         """
+        needed = need(request)
         able = {
             name
             for name in among
             if (facts := self._replicas[name].facts) is not None
             and facts.model == request.model
-            and fits(request, facts)
+            and needed <= longest(facts)
         }
         before = self._ran_at.get(request.id)
         if before in able:
@@ -247,8 +249,8 @@ class Replicas:
 
     def suffix(self, request: Request, now: float) -> int | None:
         """The fewest prompt tokens that a ready replica would have to compute; None where there is none."""
-        able = sorted(self.able(request, self.ready(now)))
-        return min((self._suffix(request, name) for name in able), default=None)
+        suffix = self._suffix(request)
+        return min(map(suffix, self.able(request, self.ready(now))), default=None)
 
     def best(self, waiting: Waiting, among: set[str]) -> str | None:
         """The one with room that would have computed the prompt first; None where none has room.
@@ -263,9 +265,11 @@ class Replicas:
         # A new one is taken to be as fast as the others until it has measured itself.
         guess = max(self._replicas[name].beat.prefill_rate for name in open_) or 1.0
 
+        suffix = self._suffix(waiting.request)
+
         def finish(name: str) -> float:
             replica = self._replicas[name]
-            work = replica.load + 2 * self._suffix(waiting.request, name)
+            work = replica.load + 2 * suffix(name)
             return work / (replica.beat.prefill_rate or guess)
 
         return min(open_, key=finish)
@@ -276,6 +280,12 @@ class Replicas:
             return False
         return not self._keep_pace or replica.keeps_pace(waiting, self.output)
 
-    def _suffix(self, request: Request, name: str) -> int:
-        facts = self._replicas[name].facts
-        return prompt_tokens(request) if facts is None else self._prefixes.suffix(request, facts, name)
+    def _suffix(self, request: Request) -> Callable[[str], int]:
+        """How many prompt tokens the replica of a name would have to compute."""
+        look = self._prefixes.look(request)
+
+        def suffix(name: str) -> int:
+            facts = self._replicas[name].facts
+            return prompt_tokens(request) if facts is None else look(facts, name)
+
+        return suffix

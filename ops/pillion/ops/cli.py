@@ -12,6 +12,7 @@ from pillion.ops.fetch import fetch
 from pillion.ops.options import Command, config_options, configure, fail
 from pillion.ops.profile.command import profile
 from pillion.ops.replay.command import replay
+from pillion.ops.simulate.command import simulate
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -280,6 +281,7 @@ def bench_quality(config: str | None, text: str | None, output: str | None, **fl
 bench.add_command(traffic)
 main.add_command(compare)
 main.add_command(profile)
+main.add_command(simulate)
 
 
 @main.group("config", cls=_Group)

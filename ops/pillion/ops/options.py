@@ -35,6 +35,13 @@ ONLY = {
         "log_format",
     ),
     "fetch": ("cache_dir", "model", "revision"),
+    "simulate": (
+        *("replicas", "max_model_len", "max_waiting", "credit_seconds", "slo_ttft"),
+        *("tenant_rpm", "tenant_tpm", "tenant_concurrency", "tenant_limits"),
+        *("policy", "max_num_seqs", "max_num_batched_tokens", "slo_tbt", "max_step_seconds"),
+        *("multi_step_seconds", "tile", "enable_prefix_caching", "watermark", "min_prefill_share"),
+        *("prefill_guard", "priority_ageing", "block_size", "num_kv_blocks"),
+    ),
     "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),
 }
 """The settings that a command which runs no service looks at."""

@@ -83,6 +83,10 @@ class Admitted:
         self._replicas[replica.name] = replica
         self._beating[replica.name] = Beating(replica, self._credit_seconds, self._clock, self.heard)
 
+    def __len__(self) -> int:
+        """Requests that wait here."""
+        return len(self._policy.line)
+
     def submit(self, request: Request) -> None:
         self._act(self._policy.handle(Arrived(request, self._entries.next()), self._clock.now))
 

@@ -93,19 +93,22 @@ def simulate(
     """
     clock, watch = Clock(), Watch(asked.facts.tile)
     clients = Clients(clock, arrivals, closed, Tally(asked.slo), watch, asked.seed, progress)
-    admitted = Admitted(asked.config, clock, clients) if asked.admission or asked.replicas > 1 else None
+    with_admission = asked.admission or asked.replicas > 1
+    admitted = Admitted(asked.config, clock, clients) if with_admission else None
+    listener = clients if admitted is None else admitted
     replicas = []
     for number in range(asked.replicas):
         name = str(number)
         drawn = Drawn(asked.seconds, asked.ratios, random.Random(f"{asked.seed} {name}"))
         core, executor = Core(asked.config.scheduler), Executor(drawn)
-        replicas.append(Replica(name, core, executor, asked.facts, asked.ways, clock, admitted or clients))
+        replicas.append(Replica(name, core, executor, asked.facts, asked.ways, clock, listener))
         if admitted is not None:
             admitted.add(replicas[-1])
         replicas[-1].connect()
     submit = admitted.submit if admitted is not None else replicas[0].submit
     clients.start(lambda request: clock.at(clock.now + asked.ways.inward, submit, request))
-    watch.look(clock, [replica.core.snapshot for replica in replicas])
+    cores = [replica.core.snapshot for replica in replicas]
+    watch.look(clock, cores, lambda: 0 if admitted is None else len(admitted))
     if asked.horizon is not None:
         clock.at(asked.horizon, clients.stop)
     clock.run(lambda: clients.busy)

@@ -10,7 +10,8 @@ from .arrival import Arrival
 
 
 class Draw(Protocol):
-    low: int
+    @property
+    def low(self) -> int: ...
 
     def draw(self, random_: random.Random) -> int: ...
 

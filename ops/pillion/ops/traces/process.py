@@ -56,7 +56,7 @@ def arrivals(
     requests: int | None = None,
 ) -> Iterator[Arrival]:
     """Requests until so many seconds have passed, or so many were drawn, or without end."""
-    due = islice(times(random_), requests)
+    due: Iterator[float] = islice(times(random_), requests)
     if seconds is not None:
         due = takewhile(lambda at: at < seconds, due)
     return (replace(source.draw(random_), at=at) for at in due)

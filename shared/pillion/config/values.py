@@ -94,7 +94,7 @@ def _expected(annotation: Any, limits: Meta | None = None) -> str:
         return " ".join((f"no {kind}", *([_limits(limits)] if limits else ())))
     if limits is None or limits.pattern is None:
         return "no text"
-    if choices := re.fullmatch(r"\^\(([\w|]+)\)\$", limits.pattern):
+    if choices := re.fullmatch(r"\^\(([\w|-]+)\)\$", limits.pattern):
         return f"none of {choices[1].replace('|', ', ')}"
     return "no name of letters, digits, '.', '_' and '-'"
 

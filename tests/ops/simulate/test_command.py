@@ -82,7 +82,7 @@ def test_loads_of_every_kind(call, tmp_path, words, sent):
         ("--trace @trace.csv --lengths chats", "give --trace or --lengths, not both"),
         ("--rate 1 --lengths none", "--lengths none is unknown; there is arxiv_summarization, azure_code,"),
         ("--trace @absent.csv", "cannot be read"),
-        ("--rate 1 --policy none", "--policy none is unknown; there is"),
+        ("--rate 1 --policy none", "'none' is none of stall-free,"),
         ("--arrivals poisson", "--arrivals poisson needs --rate"),
         ("--arrivals closed", "--arrivals closed needs --clients"),
         ("--clients 2 --rate 3", "--rate means nothing to closed"),

@@ -31,7 +31,6 @@ from pillion.ops.traces import (
     replayed,
     timed,
 )
-from pillion.scheduler import policies
 from pillion.steptime import StepTime, load
 
 from .run import Result, Simulation, facts_of, simulate
@@ -111,16 +110,13 @@ def run(config: Config, **asked: Any) -> None:
     simulations = [simulation(config, model, asked, seed) for seed in seeds]
     start = time.perf_counter()
     columns, console = (TextColumn("{task.description}"), TimeElapsedColumn()), Console(stderr=True)
-    try:
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("", total=None)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
 
-            def tick(sent: int, now: float) -> None:
-                progress.update(task, description=f"{sent:,} requests, {now:,.0f} s")
+        def tick(sent: int, now: float) -> None:
+            progress.update(task, description=f"{sent:,} requests, {now:,.0f} s")
 
-            results = [simulate(one, source.arrivals(one.seed), source.closed, tick) for one in simulations]
-    except policies.UnknownPolicy as error:
-        raise CannotSimulate(str(error)) from None
+        results = [simulate(one, source.arrivals(one.seed), source.closed, tick) for one in simulations]
     took = time.perf_counter() - start
     made = report(simulations[0], results, _provenance(config, model, asked, took, results))
     tell(made, write(made, asked["output"]) if asked["output"] else ())

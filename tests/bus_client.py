@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from pillion.bus import Connection, Keys, append
+from pillion.bus import Connection, Keys, Reader, append
 from pillion.contracts.entries import (
     ChoiceRecord,
     Heartbeat,
@@ -19,6 +19,13 @@ from pillion.contracts.entries import (
 )
 
 KEYS = Keys("default")
+
+
+def _unreadable(kind: str) -> None:
+    raise AssertionError(f"a {kind} cannot be read")
+
+
+READ = Reader(_unreadable)
 
 # What a replica may have left of its requests: see `leave_behind`.
 RECORDS = {

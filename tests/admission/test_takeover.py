@@ -14,7 +14,7 @@ from pillion.config import load
 from pillion.contracts.entries import Record, Request, decode
 from pillion.telemetry import Metrics
 from tests.admission.conftest import make_beat, make_facts
-from tests.bus_client import KEYS, RECORDS, Client, client, leave_behind, request
+from tests.bus_client import KEYS, READ, RECORDS, Client, client, leave_behind, request
 
 
 def take_over(one: Client) -> tuple[TakeOver, Desk]:
@@ -24,7 +24,7 @@ def take_over(one: Client) -> tuple[TakeOver, Desk]:
     lease = Lease(one.connection, KEYS, "admission", 60.0)
     metrics = Metrics("admission", "0", METRICS)
     desk = Desk(policy, one.connection, KEYS, lease, metrics, Spans(trace.get_tracer("test")), "me")
-    return TakeOver(one.connection, KEYS, load({}, environ={}).config.scheduler, desk), desk
+    return TakeOver(one.connection, KEYS, load({}, environ={}).config.scheduler, desk, READ), desk
 
 
 async def test_each_comes_back_once_with_record_and_journal(valkey: Any) -> None:
@@ -44,11 +44,11 @@ async def test_each_comes_back_once_with_record_and_journal(valkey: Any) -> None
         ]  # fmt: skip
         brought = {"ran": (40, 41, 42), "parked": (10, 11), "both": (20, 21, 22)}
         for name, tokens in brought.items():
-            record = await read_record(redis, KEYS, name)
+            record = await read_record(redis, KEYS, name, READ)
             assert record is not None and not record.finished
             assert record.choices[0].tokens == tokens
-        assert await read_record(redis, KEYS, "new") is None
-        assert await read_record(redis, KEYS, "ended") == Record("ended", (RECORDS["ended"],))
+        assert await read_record(redis, KEYS, "new", READ) is None
+        assert await read_record(redis, KEYS, "ended", READ) == Record("ended", (RECORDS["ended"],))
         # A successor finds what nobody else may end, and nothing to run.
         left = [row[0].decode() for row in await redis.call("XRANGE", KEYS.run("0"), "-", "+")]
         assert len(left) == 2 and left[1] == unreadable

@@ -15,6 +15,7 @@ from pillion.gateway.heads import Heads, Once, Standing, StreamHead
 from pillion.gateway.outbox import Outbox
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Output
+from tests.bus_client import READ
 
 KEYS = Keys("default")
 ONCE = Once("name", "body")
@@ -50,7 +51,7 @@ async def submitted(redis: Connection) -> list[tuple[str, int]]:
 
 async def parked(redis: Connection, life: int) -> Standing:
     await redis.call("HSET", KEYS.stream("r"), "parked", life)
-    standing = await Heads(redis, KEYS).find("r")
+    standing = await Heads(redis, KEYS, READ).find("r")
     assert standing is not None and standing.parked
     return standing
 
@@ -60,10 +61,10 @@ async def test_a_submit_whose_answer_got_lost_is_one(redis: Connection, outbox: 
     assert await outbox.submit(one, head(one), "c", ONCE) != ""
     assert await outbox.submit(one, head(one), "c", ONCE) == ""
     assert await submitted(redis) == [("r", 0)]
-    standing = await Heads(redis, KEYS).find("r")
+    standing = await Heads(redis, KEYS, READ).find("r")
     assert standing is not None
     assert standing == Standing(head(one), "g", 0, False, False, None)
-    assert await Heads(redis, KEYS).named("t", ONCE) == "r"
+    assert await Heads(redis, KEYS, READ).named("t", ONCE) == "r"
     for key in (KEYS.stream("r"), KEYS.once("t", "name")):
         assert 655 < await redis.call("TTL", key) <= 661, "as long as it may run, and then as its record"
 
@@ -78,10 +79,13 @@ async def test_a_key_has_one_request_until_that_is_forgotten(redis: Connection, 
     assert await submitted(redis) == [("r", 0), ("s", 0)]
     outbox.forget(one, "c", ONCE)  # it has the key no longer
     await outbox.flush()
-    assert await Heads(redis, KEYS).named("t", ONCE) == "s"
+    assert await Heads(redis, KEYS, READ).named("t", ONCE) == "s"
     outbox.forget(two, "not mine", None)
     await outbox.flush()
-    assert await Heads(redis, KEYS).find("r") is None and await Heads(redis, KEYS).find("s") is not None
+    assert (
+        await Heads(redis, KEYS, READ).find("r") is None
+        and await Heads(redis, KEYS, READ).find("s") is not None
+    )
 
 
 async def test_the_next_life_is_one_connections(redis: Connection, outbox: Outbox) -> None:
@@ -113,7 +117,7 @@ async def test_the_next_life_is_one_connections(redis: Connection, outbox: Outbo
 async def test_what_runs_is_not_taken_up(redis: Connection, outbox: Outbox) -> None:
     one = request()
     await outbox.submit(one, head(one), "c")
-    standing = await Heads(redis, KEYS).find("r")
+    standing = await Heads(redis, KEYS, READ).find("r")
     assert standing is not None and not standing.parked
     with pytest.raises(ApiError):
         await outbox.take_up(msgspec.structs.replace(one, life=1), standing, "d")
@@ -134,7 +138,7 @@ async def test_a_later_life_waits_for_room_like_everyone(redis: Connection, outb
             await attempt
         assert (error.value.status, error.value.code) == (429, "queue_full")
     assert await parked(redis, 0) == standing, "and stays parked"
-    assert await Heads(redis, KEYS).find("u") is None
+    assert await Heads(redis, KEYS, READ).find("u") is None
 
 
 async def test_while_redis_is_away_the_oldest_words_give_way_and_nobody_fails(

@@ -60,7 +60,13 @@ def test_blows_fall_evenly_on_the_roles_and_follow_from_the_seed() -> None:
     assert all((blow.seconds > 0) == (blow.kind == "stop") for blow in blows)
     assert not blows[0].at_once and any(blow.at_once for blow in blows)
     assert min(blow.which for blow in blows) < 0.5 <= max(blow.which for blow in blows) < 1
-    assert [(blow.role, blow.kind) for blow in schedule.rolling(("a", "b"))] == [("a", "term"), ("b", "term")]
+    rolling = schedule.rolling(("a", "b"))
+    assert [(blow.role, blow.kind) for blow in rolling] == [("a", "term"), ("b", "term")]
+    # Every process of a role has its turn, once.
+    turns = schedule.each([*rolling, Blow("b", "kill", 0.0)], {"a": 1, "b": 3})
+    assert [(blow.role, blow.kind, int(blow.which * 3)) for blow in turns] == [
+        ("a", "term", 1), ("b", "term", 0), ("b", "term", 1), ("b", "term", 2), ("b", "kill", 0),
+    ]  # fmt: skip
 
 
 def test_only_the_kinds_that_are_asked_for_are_drawn_and_only_where_they_can_be() -> None:

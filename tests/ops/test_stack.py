@@ -148,3 +148,13 @@ def test_running_gives_the_settings_of_the_stack_that_runs(tmp_path: Path) -> No
     )
     lock.release()
     assert "those that run" not in stack.absent(other)
+
+
+def test_a_folder_of_another_format_is_left_alone(tmp_path: Path) -> None:
+    stack.claim_format(tmp_path)  # a new one, or of the first release, which wrote none
+    stack.claim_format(tmp_path)
+    assert (tmp_path / "format").read_text() == "1\n"
+    (tmp_path / "format").write_text("2\n")
+    with pytest.raises(stack.StackError, match="format '2', this one reads 1; start that release again"):
+        stack.claim_format(tmp_path)
+    assert (tmp_path / "format").read_text() == "2\n"

@@ -13,6 +13,7 @@ import pytest
 from pillion.bus import UNREACHABLE, Connection, Keys, append, retrying
 from pillion.bus.journal import read_items, read_record
 from pillion.contracts.entries import Heartbeat, Request, Sampling, StepOutput, Tokens, decode, encode
+from tests.bus_client import READ
 
 KEYS = Keys("default")
 GATEWAY = "g"
@@ -102,15 +103,15 @@ class Gateway:
                 assert stream.add(item, output.replica), "tokens are missing from record and journal"
 
     async def _catch_up(self, name: str, replica: str) -> None:
-        record = await read_record(self.connection, KEYS, name)
+        record = await read_record(self.connection, KEYS, name, READ)
         items = [] if record is None else [Tokens(name, 0, 0, record.choices[0].tokens)]
-        for item in items + await read_items(self.connection, KEYS, replica, (name,)):
+        for item in items + await read_items(self.connection, KEYS, replica, READ, (name,)):
             self.streams[name].add(item, replica)
 
     async def ends(self) -> None:
         """Looks for ends that were lost, as a gateway does where nothing came for long."""
         for name, stream in self.streams.items():
-            if stream.finish is None and (record := await read_record(self.connection, KEYS, name)):
+            if stream.finish is None and (record := await read_record(self.connection, KEYS, name, READ)):
                 choice = record.choices[0]
                 stream.add(Tokens(name, 0, 0, choice.tokens, choice.finish or None), "record")
 

@@ -12,7 +12,7 @@ from pillion.contracts.entries import Spent, Usage, decode
 from pillion.scheduler.intake import Intake
 from pillion.scheduler.messages import Cancelled
 from pillion.scheduler.publisher import GROUP
-from tests.bus_client import KEYS, RECORDS, Client, client, leave_behind, request
+from tests.bus_client import KEYS, READ, RECORDS, Client, client, leave_behind, request
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ class Begun:
         self.done: dict[str, tuple[int, ...]] = {}
         group = Group(connection, KEYS.run("0"), GROUP, "successor")
         self.ledger = Ledger()
-        self.intake = Intake(connection, group, KEYS, "0", self.ledger, self._accept, self._refuse)
+        self.intake = Intake(connection, group, KEYS, "0", self.ledger, self._accept, self._refuse, READ)
 
     async def _accept(self, opened: Opened, cancelled: Cancelled | None) -> None:
         assert cancelled is None

@@ -8,7 +8,7 @@ import pytest
 from pillion.bus import append
 from pillion.bus.journal import read_record
 from pillion.contracts.entries import Cancel, Request, encode
-from tests.bus_client import KEYS, Client, client, request
+from tests.bus_client import KEYS, READ, Client, client, request
 
 LONG = 450  # output tokens
 
@@ -106,7 +106,7 @@ async def test_parked_resumed_killed_and_resumed_again_the_tokens_are_those_of_t
             while (beat := await one.ready()).running or beat.waiting or beat.kv_usage:
                 await asyncio.sleep(0.01)
         assert await one.left() == (0, 0)
-        record = await read_record(one.connection, KEYS, "a")
+        record = await read_record(one.connection, KEYS, "a", READ)
         assert record is not None
         assert not record.finished
         await one.poll()
@@ -135,7 +135,7 @@ async def test_parked_resumed_killed_and_resumed_again_the_tokens_are_those_of_t
         await one.send(third)
         await one.until(lambda: sum(1 for item in one.items if item.finish and item.request == "a") == 2)
         assert [one.tokens("a", choice) for choice in (0, 1)] == alone
-        record = await read_record(one.connection, KEYS, "a")
+        record = await read_record(one.connection, KEYS, "a", READ)
         assert record is not None
         assert record.finished
         assert [list(choice.tokens) for choice in record.choices] == alone
@@ -168,7 +168,7 @@ async def test_what_has_ended_is_not_run_again_and_what_a_stop_string_ended_neit
         await one.until(lambda: any(item.finish for item in one.items if item.request == "b"))
         assert [item.choice for item in one.items if item.request == "b" and item.finish] == [1]
         assert len(one.tokens("a")) == 5  # in all that time
-        record = await read_record(one.connection, KEYS, "b")
+        record = await read_record(one.connection, KEYS, "b", READ)
         assert record is not None
         assert [(len(c.tokens), c.finish) for c in record.choices] == [(0, "cancelled"), (LONG, "length")]
         assert await one.left() == (0, 0)

@@ -20,7 +20,7 @@ from pillion.contracts.entries import (
     decode,
     encode,
 )
-from tests.bus_client import KEYS, client, request
+from tests.bus_client import KEYS, READ, client, request
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_tokens_are_journalled_published_and_folded(valkey, stack):
         assert len(one.tokens("a")) == 40
         assert len(one.tokens("b")) == 7
         assert one.finish("b") == "length"
-        record = await read_record(one.connection, KEYS, "a")
+        record = await read_record(one.connection, KEYS, "a", READ)
         assert record is not None
         assert list(record.choices[0].tokens) == one.tokens("a")
         assert await one.left() == (0, 0)
@@ -240,7 +240,7 @@ async def test_what_a_dead_gateway_asked_for_is_parked(valkey, stack):
             os.kill(stack.executor, signal.SIGCONT)
         assert "gateway dead is gone, 8 of its requests are parked" in stack.log("scheduler")
         for index in range(8):
-            record = await read_record(one.connection, KEYS, f"d{index}")
+            record = await read_record(one.connection, KEYS, f"d{index}", READ)
             assert record is not None
             assert len(record.choices) == 8
             assert not record.finished

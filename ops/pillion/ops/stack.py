@@ -2,6 +2,7 @@
 
 state folder/up           held by `pillion up` alone, so that a held one means that it lives; holds its pid
 state folder/lock         held by `pillion up` and the Valkey that it started, which ends a moment after it
+state folder/format       what the folder is written in, see `claim_format`
 state folder/stack.toml   the resolved settings, 0600 since they hold keys; there while the stack runs
 socket folder             the state folder, or a short one where a socket's path would be too long
 """
@@ -23,6 +24,7 @@ import msgspec
 
 from pillion.config import Config, ConfigError, load
 
+FORMAT = "1"
 ANY_HOST = ("", "0.0.0.0", "::")
 _LONGEST_SOCKET = 107  # bytes, sun_path less its terminating zero
 _LONGEST_NAME = 40  # bytes kept for a socket's name
@@ -47,6 +49,23 @@ def private_folder(path: Path) -> Path:
     except OSError as error:
         raise StackError(f"cannot use the folder {path}: {reason(error)}") from None
     return path
+
+
+def claim_format(state: Path) -> None:
+    """Marks a new folder with the format of this release. Raises StackError for one that it does not
+    know, of which nothing is touched."""
+    path = state / "format"
+    try:
+        written = path.read_text().strip() if path.exists() else ""
+        if not written:
+            path.write_text(FORMAT + "\n")
+    except OSError as error:
+        raise StackError(f"cannot use {path}: {reason(error)}") from None
+    if written not in ("", FORMAT):
+        raise StackError(
+            f"{state} was written by a release with format {written[:40]!r}, this one reads {FORMAT}; start"
+            " that release again, or name another folder with --state-dir"
+        )
 
 
 def socket_folder(state: Path) -> Path:

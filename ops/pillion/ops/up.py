@@ -38,6 +38,7 @@ def up(config: Config) -> int:
         stack.private_folder(config.state_path)
         lock = stack.Lock(config.state_path)
         lock.take()
+        stack.claim_format(config.state_path)
         stack.settings_file(config.state_path).unlink(missing_ok=True)  # of a stack that was killed
         config = resolve(config)
         # Here and not in the services: a download shows its progress, and a wrong path or a model that the

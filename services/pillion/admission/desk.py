@@ -31,7 +31,7 @@ from pillion.admission.policy import (
     Woken,
 )
 from pillion.admission.spans import GROUP, Spans
-from pillion.bus import Connection, DataLost, Entry, Keys, Lease, LeaseLost, append, retrying
+from pillion.bus import Connection, DataLost, Entry, Keys, Lease, LeaseLost, Reader, append, retrying
 from pillion.bus.dead import Dead, read_request
 from pillion.bus.keys import DEAD_MAXLEN, HOLDER_TTL, OUT_MAXLEN
 from pillion.bus.loss import age
@@ -124,6 +124,7 @@ class Desk:
         self._keys = keys
         self._lease = lease
         self._metrics = metrics
+        self._read = Reader(metrics.unreadable)
         self._spans = spans
         self.queue = self._gauge()
 
@@ -232,7 +233,8 @@ class Desk:
                 ("HGETALL", self._keys.tenants), ("HGETALL", self._keys.reserved)
             ),
         )
-        self._policy.restore(_decoded(tenants), _decoded(reserved))
+        for kind, where, error in self._policy.restore(_decoded(tenants), _decoded(reserved)):
+            self._read.aside(kind, where, error)
         return self._policy.tenants.oldest()
 
     async def _act(self, action: Action) -> None:

@@ -9,7 +9,7 @@ from pillion.admission.limits import fits
 from pillion.admission.line import Line, Waiting, prompt_tokens
 from pillion.admission.predict import Correction, Forecast, forecast
 from pillion.admission.route import Replicas
-from pillion.admission.tenants import Tenants
+from pillion.admission.tenants import Tenants, Unreadable
 from pillion.config import Config, TenantLimits, parse_limits
 from pillion.contracts.entries import Facts, Heartbeat, Refusal, Request, Usage
 
@@ -183,10 +183,11 @@ class Policy:
                 self.tenants.release(action.waiting.request.id, now)
         return actions
 
-    def restore(self, accounts: Mapping[str, bytes], reserved: Mapping[str, bytes]) -> None:
-        """Takes over what a predecessor kept of its tenants."""
-        self.tenants.restore(accounts, reserved)
+    def restore(self, accounts: Mapping[str, bytes], reserved: Mapping[str, bytes]) -> list[Unreadable]:
+        """Takes over what a predecessor kept of its tenants; tells what could not be read."""
+        aside = self.tenants.restore(accounts, reserved)
         self.replicas.output = self.tenants.output
+        return aside
 
     def _handle(self, event: Event, now: float) -> list[Action]:
         match event:

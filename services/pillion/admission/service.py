@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TypeVar
 
-import msgspec
 from redis.exceptions import RedisError
 
 from pillion import ids
@@ -15,10 +14,10 @@ from pillion.admission.desk import METRICS, Beats, Cancels, Data, Desk, Submissi
 from pillion.admission.policy import configured
 from pillion.admission.spans import GROUP, Spans
 from pillion.admission.takeover import TakeOver
-from pillion.bus import Connection, Entry, Group, Keys, Lease, Tail, Watch, retrying
+from pillion.bus import Connection, Entry, Group, Keys, Lease, Reader, Tail, Watch, retrying
 from pillion.bus.keys import QUEUE_TTL
 from pillion.config import Config
-from pillion.contracts.entries import Cancel, Heartbeat, Struct, UnknownSchema, Usage, decode, encode
+from pillion.contracts.entries import Cancel, Heartbeat, Struct, Usage, encode
 from pillion.telemetry import Metrics, tracing
 from pillion.telemetry.endpoint import endpoint
 from pillion.words import counted
@@ -71,6 +70,7 @@ class Admission:
         self._connections = [Connection(redis, f"pillion-admission-{name}") for name in names]
         desk, lease, submit, cancel, beats, usage, watch, takeover, self._told = self._connections
         self._keys = keys
+        self._read = Reader(metrics.unreadable)
         self._lease = Lease(lease, keys, "admission", config.scheduler.lease_seconds)
         self._held = asyncio.Event()
         self._recovered = asyncio.Event()
@@ -83,7 +83,7 @@ class Admission:
         policy = configured(config)
         self.desk = Desk(policy, desk, keys, self._lease, metrics, Spans(tracing.tracer()), consumer)
         self.watch = Watch(watch, keys, self._data)
-        self._take_over = TakeOver(takeover, keys, config.scheduler, self.desk)
+        self._take_over = TakeOver(takeover, keys, config.scheduler, self.desk, self._read)
 
     async def hold_lease(self) -> None:
         if not self._held.is_set():
@@ -132,22 +132,22 @@ class Admission:
 
     async def read_cancels(self) -> None:
         async for entries in self._cancels.follow():
-            self.desk.mailbox.put_control(Cancels(_decoded(entries, Cancel)))
+            self.desk.mailbox.put_control(Cancels(_decoded(self._read, entries, Cancel)))
 
     async def read_heartbeats(self) -> None:
         await retrying("heartbeats", self._beats.start)
         if not self._warm.is_set():
             answer = await retrying("replicas", self._replicas)
             entries = [Entry(name.decode(), payload) for name, payload in answer.items()]
-            self.desk.mailbox.put_control(Beats(_decoded(entries, Heartbeat), live=False))
+            self.desk.mailbox.put_control(Beats(_decoded(self._read, entries, Heartbeat), live=False))
             self._warm.set()
         async for entries in self._beats.follow():
-            self.desk.mailbox.put_control(Beats(_decoded(entries, Heartbeat)))
+            self.desk.mailbox.put_control(Beats(_decoded(self._read, entries, Heartbeat)))
 
     async def read_usage(self) -> None:
         await self._held.wait()
         async for entries in self._usage.follow():
-            words = [(entry.id, word) for entry in entries for word in _decoded([entry], Usage)]
+            words = [(entry.id, word) for entry in entries for word in _decoded(self._read, [entry], Usage)]
             self.desk.mailbox.put_control(Words(words))
 
     async def tell_queue(self) -> None:
@@ -173,12 +173,7 @@ class Admission:
             await connection.close()
 
 
-def _decoded(entries: Sequence[Entry], kind: type[S]) -> list[S]:
-    """What can be read; the rest is said and left out: nobody waits for an answer to it."""
-    known = []
-    for entry in entries:
-        try:
-            known.append(decode(entry.payload, kind))
-        except (UnknownSchema, msgspec.DecodeError) as error:
-            log.error("%s %s cannot be read, left out: %s", kind.__name__.lower(), entry.id, error)
-    return known
+def _decoded(read: Reader, entries: Sequence[Entry], kind: type[S]) -> list[S]:
+    """What can be read."""
+    found = (read(entry.payload, kind, entry.id) for entry in entries)
+    return [entry for entry in found if entry is not None]

@@ -11,7 +11,7 @@ import msgspec
 
 from pillion import clock
 from pillion.admission.desk import Desk, TakenBack
-from pillion.bus import UNREACHABLE, Connection, DataLost, Keys, Lease, LeaseLost
+from pillion.bus import UNREACHABLE, Connection, DataLost, Keys, Lease, LeaseLost, Reader
 from pillion.bus.journal import read_items, read_record
 from pillion.bus.ledger import HistoryDiffers, Ledger, Opened
 from pillion.bus.scripts import CLEAR, TAKE_BACK
@@ -44,8 +44,11 @@ class Vigil:
 class TakeOver:
     """An actor of the active admission."""
 
-    def __init__(self, connection: Connection, keys: Keys, settings: Scheduler, desk: Desk) -> None:
+    def __init__(
+        self, connection: Connection, keys: Keys, settings: Scheduler, desk: Desk, read: Reader
+    ) -> None:
         self._connection = connection
+        self._read = read
         self._keys = keys
         self._settings = settings
         self._desk = desk
@@ -93,10 +96,10 @@ class TakeOver:
         for row in rows:
             request = _request(row[1][1])
             if request is not None:
-                record = await read_record(self._connection, self._keys, request.id)
+                record = await read_record(self._connection, self._keys, request.id, self._read)
                 if record is None or not record.finished:
                     ledger.open(request, row[0].decode(), "0-0", record)
-        for item in await read_items(self._connection, self._keys, name):
+        for item in await read_items(self._connection, self._keys, name, self._read):
             try:
                 ledger.add((item,))
             except HistoryDiffers as error:

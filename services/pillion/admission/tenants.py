@@ -23,6 +23,10 @@ SWEEP = 10.0  # seconds between two looks for those
 KNOWN = 4096  # tenants that are remembered while nothing of theirs is here
 
 
+Unreadable = tuple[str, str, Exception]
+"""Kind, where it stands, and why."""
+
+
 class Account(msgspec.Struct, array_like=True):
     """A tenant's, as it is kept. Levels may be below zero: owed."""
 
@@ -219,16 +223,24 @@ class Tenants:
         self._changed[0].update(self._accounts)
         self._changed[1].update(self._reserved)
 
-    def restore(self, accounts: Mapping[str, bytes], reserved: Mapping[str, bytes]) -> None:
-        """Takes over what a predecessor kept. Raises msgspec.DecodeError for what is none of it."""
+    def restore(self, accounts: Mapping[str, bytes], reserved: Mapping[str, bytes]) -> list[Unreadable]:
+        """Takes over what a predecessor kept. What cannot be read begins anew, and is told."""
+        aside: list[Unreadable] = []
         for tenant, payload in accounts.items():
-            self._accounts[tenant] = msgspec.msgpack.decode(payload, type=Account)
+            try:
+                self._accounts[tenant] = msgspec.msgpack.decode(payload, type=Account)
+            except msgspec.DecodeError as error:
+                aside.append(("Account", f"of tenant {tenant}", error))
         for request, payload in reserved.items():
-            self._keep(request, msgspec.msgpack.decode(payload, type=Reservation))
+            try:
+                self._keep(request, msgspec.msgpack.decode(payload, type=Reservation))
+            except msgspec.DecodeError as error:
+                aside.append(("Reservation", f"of request {request}", error))
         self._changed = set(), set()
         self.shares.restore((tenant, account.served) for tenant, account in self._accounts.items())
         told = [account.output for account in self._accounts.values() if account.output]
         self.output = sum(told) / len(told) if told else 0.0
+        return aside
 
     def oldest(self) -> str | None:
         """The oldest entry that something is set aside for: words of ends before it are none of ours."""

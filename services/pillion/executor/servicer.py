@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from pillion.contracts import executor_pb2, executor_pb2_grpc
-from pillion.contracts.entries import SCHEMA, Facts
+from pillion.contracts.entries import OLDEST, SCHEMA, Facts
 from pillion.executor.attachment import Attachment, Context, Observer, StreamEnded, read
 from pillion.executor.compute import Compute, Engine
 
@@ -114,7 +114,7 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
                 self._current = None
 
     def _refusal(self, opening: executor_pb2.Open) -> executor_pb2.FromExecutor | None:
-        if opening.schema != SCHEMA:
+        if not OLDEST <= opening.schema <= SCHEMA:
             return _refused(
                 "schema", f"schema {opening.schema} is not this executor's {SCHEMA}; run one release"
             )

@@ -4,18 +4,13 @@ It is written with the submit and lives as long as the request's record. Who ans
 ownership passes on in one script with the submit of the next life.
 """
 
-import logging
 from dataclasses import dataclass
 from hashlib import sha256
 
-import msgspec
-
-from pillion.bus import Connection, Keys
-from pillion.contracts.entries import SCHEMA, Record, Refusal, Request, Struct, Tokens, UnknownSchema, decode
+from pillion.bus import Connection, Keys, Reader
+from pillion.contracts.entries import SCHEMA, Record, Refusal, Request, Struct, Tokens
 from pillion.gateway.answers import Answer, Head, Pieces
 from pillion.gateway.protocol.request import Output
-
-log = logging.getLogger(__name__)
 
 
 class StreamHead(Struct, frozen=True):
@@ -96,8 +91,9 @@ def items(record: Record) -> list[Tokens]:
 class Heads:
     """Reads them. Writing is the outbox's."""
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+    def __init__(self, connection: Connection, keys: Keys, read: Reader) -> None:
         self._connection = connection
+        self._read = read
         self._keys = keys
 
     async def find(self, request: str) -> Standing | None:
@@ -110,13 +106,12 @@ class Heads:
         head, owner, life, parked, word = fields
         if head is None:
             return None
-        try:
-            record = None if kept is None else decode(kept, Record)
-            known = decode(head, StreamHead)
-            refused = None if word is None else decode(word, Refusal)
-        except (UnknownSchema, msgspec.DecodeError) as error:
-            log.error("request %s cannot be taken up: %s", request, error)
-            return None
+        where = f"of request {request}"
+        record = None if kept is None else self._read(kept, Record, where)
+        known = self._read(head, StreamHead, where)
+        refused = None if word is None else self._read(word, Refusal, where)
+        if known is None or (record is None) != (kept is None) or (refused is None) != (word is None):
+            return None  # it cannot be taken up
         return Standing(known, owner.decode(), int(life), parked == life, bool(tomb), record, refused)
 
     async def named(self, tenant: str, once: Once) -> str | None:

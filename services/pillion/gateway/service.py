@@ -6,7 +6,6 @@ import logging
 import resource
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 from redis.exceptions import RedisError
 
@@ -14,7 +13,7 @@ from pillion import clock
 from pillion.actors import Exit, Stop, Supervisor
 from pillion.bus import UNREACHABLE, Tail, Watch, retrying
 from pillion.config import Config, ConfigError
-from pillion.contracts.entries import Heartbeat, UnknownSchema, decode
+from pillion.contracts.entries import Heartbeat
 from pillion.gateway.app import App
 from pillion.gateway.listener import Patience, Runner
 from pillion.gateway.model import load_model
@@ -106,11 +105,8 @@ class Gateway:
         tail = Tail(self.state.connections["beats"], self.state.names.beats)
         async for entries in tail.follow():
             for item in entries:
-                try:
-                    beat = decode(item.payload, Heartbeat)
-                except (UnknownSchema, msgspec.DecodeError) as error:
-                    log.error("a heartbeat cannot be read: %s", error)
-                else:
+                beat = self.state.reader(item.payload, Heartbeat, item.id)
+                if beat is not None:
                     former = self.state.replicas.heard(beat, clock.monotonic())
                     if former and former.generation not in ("", beat.generation):
                         # What it published before a loss may not have come; it stands in its journal again.

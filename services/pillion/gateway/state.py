@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span
 
 from pillion import clock, ids
-from pillion.bus import Connection, Durable, Keys
+from pillion.bus import Connection, Durable, Keys, Reader
 from pillion.config import DEFAULT_SLO_TBT, Config
 from pillion.contracts.entries import Facts
 from pillion.gateway import auth
@@ -60,8 +60,10 @@ class State:
         self.durable = Durable(write) if config.stack.durability == "disk" else None
         self.outbox = Outbox(write, keys, self.id, bound, config.scheduler.journal_retention, self.durable)
         self.presence = Outbox(self.connections["alive"], keys, self.id, bound)
-        self.streams = Streams(self.connections["out"], read, keys, self.id)
-        self.bus = Bus(self.streams, self.outbox, Heads(read, keys))
+        self.metrics = Metrics("gateway", VERSION, METRICS)
+        self.reader = Reader(self.metrics.unreadable)
+        self.streams = Streams(self.connections["out"], read, keys, self.id, self.reader)
+        self.bus = Bus(self.streams, self.outbox, Heads(read, keys, self.reader))
         self.names = keys
         self.replicas = Replicas()
         self.keys = auth.Keys(config.gateway.api_key, config.gateway.api_keys_file)
@@ -72,7 +74,6 @@ class State:
         self.hosts = Hosts(config.gateway.host, config.gateway.allowed_hosts, keys=self.keys.needed)
         self.texter = Texter()
         self.compiler = Compiler()
-        self.metrics = Metrics("gateway", VERSION, METRICS)
         self.metrics[names.INBOXES].set_function(lambda: float(len(self.streams)))
         self.recent = Recent()
         self.accounts = Accounts(

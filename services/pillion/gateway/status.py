@@ -3,11 +3,9 @@
 Nothing in it is anybody's text. Requests are told to whom they belong to, and to administrators.
 """
 
-import msgspec
-
 from pillion import clock
 from pillion.bus import UNREACHABLE
-from pillion.contracts.entries import Heartbeat, Queue, UnknownSchema, decode
+from pillion.contracts.entries import Heartbeat, Queue
 from pillion.gateway.call import Call
 from pillion.gateway.recent import Spread
 from pillion.gateway.state import State
@@ -77,9 +75,9 @@ class Board:
         """None where admission says nothing, or cannot be heard."""
         try:
             word = await self._state.connections["read"].call("GET", self._state.names.queue)
-            return None if word is None else decode(word, Queue)
-        except (*UNREACHABLE, UnknownSchema, msgspec.DecodeError):
+        except UNREACHABLE:
             return None
+        return None if word is None else self._state.reader(word, Queue, "of admission")
 
 
 def _times(spread: Spread, target: float | None, now: float) -> Told:

@@ -1,17 +1,12 @@
 """The gateway's one reader of its `out` stream: each request's items go to an inbox of its own."""
 
 import asyncio
-import logging
 from collections import deque
 
-import msgspec
-
-from pillion.bus import Connection, Keys, Tail
+from pillion.bus import Connection, Entry, Keys, Reader, Tail
 from pillion.bus.journal import read_items, read_record
-from pillion.contracts.entries import Refusal, StepOutput, Tokens, UnknownSchema, decode
+from pillion.contracts.entries import Refusal, StepOutput, Tokens
 from pillion.gateway.heads import items
-
-log = logging.getLogger(__name__)
 
 CAPACITY = 512  # items of one request that wait for a slow client; what is more is read from the journal
 
@@ -66,11 +61,12 @@ class Inbox:
 class Streams:
     """Demultiplexes the `out` stream, and reads what it missed from journal and record."""
 
-    def __init__(self, tail: Connection, reads: Connection, keys: Keys, gateway: str) -> None:
+    def __init__(self, tail: Connection, reads: Connection, keys: Keys, gateway: str, read: Reader) -> None:
         """`tail` blocks on the stream; `reads` is for the rest."""
         # The stream is this process's own, so it is read from its beginning.
         self._tail = Tail(tail, keys.out(gateway), last="0-0")
         self._reads = reads
+        self._read = read
         self._keys = keys
         self._inboxes: dict[str, list[Inbox]] = {}  # several while a stream moves to another connection
         self.late = 0  # items for requests that are over
@@ -101,26 +97,24 @@ class Streams:
         """An actor. Ends only by cancellation."""
         async for entries in self._tail.follow():
             for entry in entries:
-                self._deliver(entry.payload)
+                self._deliver(entry)
 
     async def missed(self, inbox: Inbox) -> list[Tokens]:
         """All items of the request so far: its record's, and what its replica has journalled since.
 
         Raises RedisError.
         """
-        record = await read_record(self._reads, self._keys, inbox.request)
+        record = await read_record(self._reads, self._keys, inbox.request, self._read)
         kept = [] if record is None else items(record)
         if (record is not None and record.finished) or not inbox.replica:
             return kept
-        return kept + await read_items(self._reads, self._keys, inbox.replica, (inbox.request,))
+        journal = await read_items(self._reads, self._keys, inbox.replica, self._read, (inbox.request,))
+        return kept + journal
 
-    def _deliver(self, payload: bytes) -> None:
-        try:
-            output = decode(payload, StepOutput)
-        except (UnknownSchema, msgspec.DecodeError) as error:
-            # Its items are in the journal too; who misses them will find the gap.
-            log.error("an entry of the out stream cannot be read: %s", error)
-            return
+    def _deliver(self, entry: Entry) -> None:
+        output = self._read(entry.payload, StepOutput, f"{entry.id} of the out stream")
+        if output is None:
+            return  # its items are in the journal too; who misses them will find the gap
         for item in output.items:
             inboxes = self._inboxes.get(item.request, ())
             self.late += not inboxes

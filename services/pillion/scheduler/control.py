@@ -3,10 +3,8 @@
 import logging
 from collections.abc import Callable
 
-import msgspec
-
-from pillion.bus import Connection, Keys, Lease, Tail, retrying
-from pillion.contracts.entries import Control, UnknownSchema, decode
+from pillion.bus import Connection, Keys, Lease, Reader, Tail, retrying
+from pillion.contracts.entries import Control
 from pillion.scheduler.messages import Ordered
 
 log = logging.getLogger(__name__)
@@ -18,8 +16,15 @@ class Controls:
     """Reads the control stream. A word for another holder of the lease is passed over."""
 
     def __init__(
-        self, connection: Connection, keys: Keys, replica: str, lease: Lease, put: Callable[[Ordered], None]
+        self,
+        connection: Connection,
+        keys: Keys,
+        replica: str,
+        lease: Lease,
+        put: Callable[[Ordered], None],
+        read: Reader,
     ) -> None:
+        self._read = read
         self.draining = False
         self.followed = "0-0"  # the last entry that was
         self._tail = Tail(connection, keys.control(replica))
@@ -34,10 +39,8 @@ class Controls:
         """A loop without end."""
         async for entries in self._tail.follow():
             for entry in entries:
-                try:
-                    word = decode(entry.payload, Control)
-                except (UnknownSchema, msgspec.DecodeError) as error:
-                    log.error("control %s cannot be read, left out: %s", entry.id, error)
+                word = self._read(entry.payload, Control, entry.id)
+                if word is None:
                     continue
                 if word.epoch == self._lease.epoch:
                     self._put(Ordered(word, entry.id))

@@ -6,14 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
-
-from pillion.bus import Connection, Entry, Group, Keys, append, retrying
+from pillion.bus import Connection, Entry, Group, Keys, Reader, append, retrying
 from pillion.bus.dead import Dead, read_request
 from pillion.bus.journal import read_items
 from pillion.bus.keys import DEAD_MAXLEN
 from pillion.bus.ledger import Ledger, Opened
-from pillion.contracts.entries import Record, Request, UnknownSchema, decode
+from pillion.contracts.entries import Record, Request
 from pillion.scheduler import usage
 from pillion.scheduler.messages import Cancelled
 from pillion.scheduler.publisher import Refused
@@ -47,6 +45,7 @@ class Intake:
         ledger: Ledger,
         accept: Callable[[Opened, Cancelled | None], Awaitable[None]],
         refuse: Callable[[Refused], Awaitable[None]],
+        read: Reader,
     ) -> None:
         self.lock = asyncio.Lock()  # held while what was read is not yet in the ledger
         self.last = "0-0"  # the last entry consumed; tells admission what the heartbeat has counted
@@ -58,6 +57,7 @@ class Intake:
         self._ledger = ledger
         self._accept = accept
         self._refuse = refuse
+        self._reader = read
 
     async def recover(self) -> int:
         """Takes over by right of the lease what others held. Answers how many requests go on."""
@@ -66,7 +66,7 @@ class Intake:
             requests = await self._read(entries)
             ids = {read.request.id for read in requests}
             items = await retrying(
-                "journal", partial(read_items, self._connection, self._keys, self._replica, ids)
+                "journal", partial(read_items, self._connection, self._keys, self._replica, self._reader, ids)
             )
             for read in requests:
                 self._ledger.open(read.request, read.entry.id, "0-0", read.record)
@@ -125,7 +125,8 @@ class Intake:
         result = []
         for index, (entry, request) in enumerate(requests):
             tomb, parking, payload = kept[index::size]
-            record = _record(request, payload)
+            # One that cannot be read is computed again from the prompt, to the same tokens.
+            record = payload and self._reader(payload, Record, f"of request {request.id}")
             if record is not None and record.finished:
                 log.info("request %s has ended before, its entry is dropped", request.id)
                 await self._acknowledge(entry, self._keys.holder(request.id))
@@ -158,12 +159,3 @@ class Intake:
             *(("DEL", name) for name in holder),
         ]
         await retrying("acknowledge", lambda: self._connection.pipeline(*commands))
-
-
-def _record(request: Request, kept: bytes | None) -> Record | None:
-    try:
-        return None if kept is None else decode(kept, Record)
-    except (UnknownSchema, msgspec.DecodeError) as error:
-        # Computed again from the prompt, to the same tokens.
-        log.error("the record of request %s cannot be read: %s", request.id, error)
-        return None

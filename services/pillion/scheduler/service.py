@@ -14,11 +14,11 @@ from redis.exceptions import RedisError
 
 from pillion import clock, ids
 from pillion.actors import Exit, Mailbox, Stop, Supervisor
-from pillion.bus import Connection, Group, Keys, Lease, Tail, Watch
+from pillion.bus import Connection, Group, Keys, Lease, Reader, Tail, Watch
 from pillion.bus.ledger import Ledger, Opened
 from pillion.config import Config, ConfigError, Scheduler
 from pillion.contracts.access import Access
-from pillion.contracts.entries import Cancel, Facts, Heartbeat, UnknownSchema, decode
+from pillion.contracts.entries import Cancel, Facts, Heartbeat
 from pillion.scheduler.beat import Beat, heartbeat
 from pillion.scheduler.control import DRAINING, Controls
 from pillion.scheduler.core import Core
@@ -79,10 +79,11 @@ class Service:
         self._recorder = _recorder(config.scheduler)
         self.ledger = Ledger()
         self.observer = Observer()
+        self._read = Reader(self.observer.metrics.unreadable)
         self.spans = Spans()
         self.mailbox: Mailbox[Event] = Mailbox(MAILBOX)
         put = self.mailbox.put_control
-        self.controls = Controls(control, self.keys, replica, self.lease, put)
+        self.controls = Controls(control, self.keys, replica, self.lease, put, self._read)
         self.beat = Beat(beat, self.keys, self._heartbeat)
         access = Access(config.executor)
         self.link = Link(executor_address(config), replica, put, access)
@@ -91,7 +92,7 @@ class Service:
         self.publisher = Publisher(publish, self.keys, replica, self.lease, self.ledger, retention, consumer)
         self._group = Group(read, self.keys.run(replica), GROUP, consumer)
         self.intake = Intake(
-            read, self._group, self.keys, replica, self.ledger, self._accept, self._set_aside
+            read, self._group, self.keys, replica, self.ledger, self._accept, self._set_aside, self._read
         )
         self.gateways = Gateways(
             beat,
@@ -122,10 +123,8 @@ class Service:
     async def read_cancels(self) -> None:
         async for entries in self._cancels.follow():
             for entry in entries:
-                try:
-                    cancel = decode(entry.payload, Cancel)
-                except (UnknownSchema, msgspec.DecodeError) as error:
-                    log.error("cancel %s cannot be read, left out: %s", entry.id, error)
+                cancel = self._read(entry.payload, Cancel, entry.id)
+                if cancel is None:
                     continue
                 self.mailbox.put_control(Cancelled(cancel.request, cancel.choice, cancel.park, cancel.life))
 

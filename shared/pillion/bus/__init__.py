@@ -5,6 +5,7 @@ from pillion.bus.durable import Durable
 from pillion.bus.keys import Keys
 from pillion.bus.lease import Lease
 from pillion.bus.loss import Watch
+from pillion.bus.reader import Reader
 from pillion.bus.scripts import DataLost, LeaseLost
 from pillion.bus.streams import MAX_DELIVERIES, Entry, Group, Tail, append
 
@@ -20,6 +21,7 @@ __all__ = [
     "Keys",
     "Lease",
     "LeaseLost",
+    "Reader",
     "Tail",
     "Unwritable",
     "Watch",

@@ -11,6 +11,9 @@ import msgspec
 from msgspec import Meta
 
 SCHEMA = 1
+"""Written by this release. A new field with a default needs no new one: other releases pass it over."""
+OLDEST = 1
+"""Read by this release: those of the release before, at least."""
 
 T = TypeVar("T")
 
@@ -314,8 +317,9 @@ def decode(data: bytes, kind: type[T]) -> T:
     """Raises UnknownSchema for another version, msgspec.DecodeError for what is no entry."""
     # `v` at its default is omitted, so an absent one means version 1, the first; later releases write it.
     version = _version.decode(data).v
-    if version != SCHEMA:
-        raise UnknownSchema(f"{kind.__name__} has schema version {version}, this release reads {SCHEMA}")
+    if not OLDEST <= version <= SCHEMA:
+        known = str(SCHEMA) if OLDEST == SCHEMA else f"{OLDEST} to {SCHEMA}"
+        raise UnknownSchema(f"{kind.__name__} has schema version {version}, this release reads {known}")
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)

@@ -23,7 +23,7 @@ class Metrics:
         prometheus_client.ProcessCollector(registry=self.registry)
         self._made: dict[str, Any] = {
             metric.name: self._make(metric)
-            for metric in dict.fromkeys((*metrics, names.TASKS, names.BUILD_INFO))
+            for metric in dict.fromkeys((*metrics, names.TASKS, names.BUILD_INFO, names.UNREADABLE))
         }
         self._made[names.BUILD_INFO.name].labels(service=service, version=version).set(1)
 
@@ -33,6 +33,10 @@ class Metrics:
     def count_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on each scrape counts the loop's tasks; any thread may scrape."""
         self[names.TASKS].set_function(lambda: float(len(asyncio.all_tasks(loop))))
+
+    def unreadable(self, kind: str) -> None:
+        """An entry could not be read."""
+        self[names.UNREADABLE].labels(kind).inc()
 
     def text(self) -> bytes:
         """The exposition in Prometheus' text format."""

@@ -242,6 +242,11 @@ READ_BYTES = Metric(
     "Bytes of weights that steps read, once each, and of the KV that each sequence's rows see; `intensity`"
     " as above.", ("intensity",),
 )  # fmt: skip
+UNREADABLE = Metric(
+    "pillion_unreadable_total", "counter", "process",
+    "Entries of the bus, by kind, that a process cannot read and leaves out: another release's, or damaged.",
+    ("kind",),
+)  # fmt: skip
 TASKS = Metric("pillion_tasks", "gauge", "process", "asyncio tasks that live in the process.")
 BUILD_INFO = Metric("pillion_build_info", "gauge", "process", "Always 1.", ("service", "version"))
 

@@ -26,7 +26,7 @@ from pillion.ops.rig import Rig, RigError
 @click.option("--seed", default=1, show_default=True, help="of requests and blows")
 @click.option("--services", default=",".join(schedule.ROLES), show_default=True, help="who is struck")
 @click.option("--output-tokens", default=120, show_default=True, help="the most tokens of an answer")
-@click.option("--rolling", is_flag=True, help="instead of kills: SIGTERM to one service after the other")
+@click.option("--rolling", is_flag=True, help="instead of kills: SIGTERM to one process after the other")
 @click.option("--output", type=click.Path(path_type=Path), help="raw result, JSON; the log goes beside it")
 @click.argument("up", nargs=-1, type=click.UNPROCESSED, metavar="[-- FLAGS OF UP]")
 def main(

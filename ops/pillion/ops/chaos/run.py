@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import aiohttp
@@ -14,7 +14,7 @@ from pillion.ops import web
 from pillion.ops.chaos.compare import Answer, compare
 from pillion.ops.chaos.data import Data
 from pillion.ops.chaos.report import Record, Struck
-from pillion.ops.chaos.schedule import Blow
+from pillion.ops.chaos.schedule import Blow, each
 from pillion.ops.chaos.streams import Stream, play
 from pillion.ops.chaos.victims import processes, strike, wake
 from pillion.ops.chaos.workload import Sizes, Work, requests
@@ -50,6 +50,8 @@ async def run(options: Options, rig: Rig, say: Say) -> Record:
 
 
 async def _run(options: Options, rig: Rig, session: aiohttp.ClientSession, data: Data, say: Say) -> Record:
+    counts = {role: len(pids) for role, pids in rig.processes().items()}
+    options = replace(options, blows=each(options.blows, counts))
     facts = await data.facts()
     works = requests(
         options.seed, options.streams, Sizes(facts.vocab_size, facts.max_model_len, options.output)

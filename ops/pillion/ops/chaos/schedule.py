@@ -1,7 +1,7 @@
 """Who is struck when, from the run's seed. Pure."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -69,6 +69,16 @@ def _forgotten(together: Sequence[Blow]) -> bool:
 def rolling(roles: Sequence[str]) -> list[Blow]:
     """Each service is asked to end, one after the other, as a rolling restart does."""
     return [Blow(role, "term", after=1.0) for role in roles]
+
+
+def each(blows: Sequence[Blow], counts: Mapping[str, int]) -> list[Blow]:
+    """A blow by SIGTERM for every process of its role, which are `counts` by role."""
+    return [
+        replace(blow, which=(number + 0.5) / count) if blow.kind == "term" else blow
+        for blow in blows
+        for count in [counts.get(blow.role, 1)]
+        for number in range(count if blow.kind == "term" else 1)
+    ]
 
 
 def kinds(text: str) -> list[Kind]:

@@ -80,6 +80,13 @@ DASHBOARD = Dashboard(
             (Query(select(names.TASKS), "{{job}} {{instance}}"),),
         ),
         Panel(
+            "Unreadable entries",
+            "What a process could not read of the bus: another release's, or damaged. Its log names each. Run"
+            " releases that docs/upgrading.md lets run side by side.",
+            (Query(total(rate(names.UNREADABLE), "kind"), "{{kind}}"),),
+            "cps",
+        ),
+        Panel(
             "Versions",
             "What runs. Two versions for longer than a rolling upgrade: a process was left out.",
             (Query(total(select(names.BUILD_INFO), "service", "version"), "{{service}} {{version}}"),),

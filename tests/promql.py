@@ -1,6 +1,7 @@
 """What the tests of dashboards and rules read in PromQL: which series an expression takes, which labels."""
 
 import re
+from collections.abc import Iterable
 
 from pillion.telemetry import names
 
@@ -21,15 +22,32 @@ _SELECTOR = re.compile(r"([a-zA-Z_][a-zA-Z0-9_:]*)\s*\{([^}]*)\}")
 _GROUPED = re.compile(r"\b(?:by|on|without|ignoring)\s*\(([^)]*)\)")
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_:]*")
 _WORDS = {
-    *("sum", "avg", "max", "rate", "increase", "changes", "absent", "time", "avg_over_time", "offset"),
+    *(
+        "sum",
+        "avg",
+        "count",
+        "max",
+        "rate",
+        "increase",
+        "changes",
+        "absent",
+        "time",
+        "avg_over_time",
+        "offset",
+    ),
     *("histogram_quantile", "and", "or", "unless", "bool"),
 }
 
 
 def known() -> dict[str, set[str]]:
     """Every series that can be scraped, with its labels."""
-    series = dict(OF_OTHERS)
-    for metric in names.METRICS:
+    return OF_OTHERS | series_of(names.METRICS)
+
+
+def series_of(metrics: Iterable[names.Metric]) -> dict[str, set[str]]:
+    """A metric's series, a histogram's with their suffixes, with their labels."""
+    series: dict[str, set[str]] = {}
+    for metric in metrics:
         labels = set(metric.labels)
         if metric.kind == "histogram":
             series |= {f"{metric.name}_{part}": labels for part in ("count", "sum")}

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pillion.telemetry import names
+from pillion.telemetry import names, vllm
 from tests.promlint import problems
 from tests.servers import Processes, free_port
 
@@ -40,7 +40,56 @@ def expositions(processes: Callable[..., Processes], tiny_model: Any) -> dict[st
         at = re.search(r"http://\S+/metrics", running.log(service))
         assert at, running.log(service)
         found[service] = httpx.get(at[0]).text
+    assert "vllm:" not in found["gateway"]
     return found
+
+
+def test_a_gateway_has_vllm_s_names_too_where_it_is_asked(
+    processes: Callable[..., Processes], tiny_model: Any
+) -> None:
+    port = free_port()
+    running = processes(
+        model=tiny_model("llama3"), dtype="float32", num_kv_blocks=64, block_size=16, port=port,
+        max_num_batched_tokens=64, max_num_seqs=4, metrics_compat="vllm",
+    )  # fmt: skip
+    for service in SERVICES:
+        running.start(service)
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 120
+    while not _ready(url):
+        assert time.monotonic() < deadline, running.log("gateway")
+        time.sleep(0.1)
+    body = {"prompt": "x" * 40, "max_tokens": 5, "ignore_eos": True}
+    assert httpx.post(url + "/v1/completions", json=body, timeout=60).status_code == 200
+
+    def told() -> dict[str, float]:
+        families = text_string_to_metric_families(httpx.get(url + "/metrics").text)
+        return {
+            sample.name: sample.value
+            for family in families
+            for sample in family.samples
+            if sample.labels.get("model_name")
+        }
+
+    # What comes by heartbeats and by the replica's word comes a moment later.
+    while (seen := told()).get("vllm:iteration_tokens_total_sum", 0) < 44 or (
+        "vllm:request_queue_time_seconds_count" not in seen
+    ):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.05)
+    exact = {
+        "prompt_tokens_total": 40, "generation_tokens_total": 5, "request_success_total": 1,
+        "request_generation_tokens_sum": 5, "inter_token_latency_seconds_count": 4,
+        "e2e_request_latency_seconds_count": 1, "request_queue_time_seconds_count": 1,
+        "request_prefill_time_seconds_count": 1, "request_decode_time_seconds_count": 1,
+        "iteration_tokens_total_sum": 44,
+        "num_preemptions_total": 0, "cache_config_info": 1,
+    }  # fmt: skip
+    assert {name: seen.get(f"vllm:{name}") for name in exact} == exact
+    assert seen["vllm:prefix_cache_queries_total"] > 0
+    for metric in vllm.METRICS:
+        suffix = "_count" if metric.kind == "histogram" else ""
+        assert metric.name + suffix in seen, metric.name
 
 
 def _ready(url: str) -> bool:

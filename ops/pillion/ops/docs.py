@@ -7,7 +7,7 @@ from pathlib import Path
 from pillion.config import leaves
 from pillion.ops import api_page
 from pillion.ops.dashboards import grafana
-from pillion.telemetry import names
+from pillion.telemetry import names, vllm
 
 _LAYERS = {
     "gateway": "Gateway, by OpenTelemetry's GenAI conventions",
@@ -17,6 +17,14 @@ _LAYERS = {
     "executor": "Executor",
     "process": "Every process",
 }
+
+
+_HEAD = ("| name | kind | labels | meaning |", "| --- | --- | --- | --- |")
+_VLLM = (
+    "With `--metrics-compat vllm` the gateway adds the names that dashboards for vLLM ask for. What is",
+    "counted by request has the engine `all` and is this gateway's own. The rest is of every replica, by its",
+    "name, from its heartbeats, so it is the same at each gateway: look at one, or take `max by (engine)`.",
+)
 
 
 def metrics() -> str:
@@ -30,12 +38,17 @@ def metrics() -> str:
         "N + 5, and so on. Seconds and bytes everywhere; no label carries an id or a user's text.",
     ]
     for layer, title in _LAYERS.items():
-        lines += ["", f"## {title}", "", "| name | kind | labels | meaning |", "| --- | --- | --- | --- |"]
+        lines += ["", f"## {title}", "", *_HEAD]
         for metric in names.METRICS:
             if metric.layer == layer:
-                labels = ", ".join(f"`{label}`" for label in metric.labels)
-                lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+                lines.append(_row(metric))
+    lines += ["", "## By vLLM's names", "", *_VLLM, "", *_HEAD, *map(_row, vllm.METRICS)]
     return "\n".join(lines) + "\n"
+
+
+def _row(metric: names.Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |"
 
 
 _AFTER = {

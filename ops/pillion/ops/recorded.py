@@ -79,10 +79,10 @@ ENTRIES: Mapping[str, Struct] = {
         uncomputed=30, credit=100, prefill_rate=50.5, running=3, waiting=2, free_blocks=9, kv_usage=0.5,
         steps=40, stalled=0.5, seats=12, step_seconds=0.05, idle_rate=80.5, generation="1-a",
         controlled="13-0", step_limit=64, step_target=0.1, step_budget=48, prefilled=900, decoded=80,
-        step_time=2.5, preemptions=1,
+        step_time=2.5, preemptions=1, prefix_queried=300, prefix_hit=120,
     ),
     "Control": Control(5, True, True, StepLimits(32, 0.2)),
-    "Usage": Usage("0", ((_REQUEST.id, 0.25),), (Spent(_REQUEST.id, 30, 4),)),
+    "Usage": Usage("0", ((_REQUEST.id, 0.25),), (Spent(_REQUEST.id, 30, 4),), ((_REQUEST.id, 0.125),)),
     "Queue": Queue({"high": 0, "normal": 2, "low": 1}, 90),
     "StreamHead": StreamHead(
         _REQUEST, 1_500_000_000, "bits", Output("chat", stream=True, n=2, stop=("end",), logprobs=1),

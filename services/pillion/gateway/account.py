@@ -14,6 +14,7 @@ from pillion.gateway.answers import Answer
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import FormName
 from pillion.gateway.recent import Recent
+from pillion.gateway.vllm import Vllm
 from pillion.telemetry import Metrics, names, tracing
 
 log = logging.getLogger(__name__)
@@ -43,10 +44,17 @@ class Accounts:
     """Opens an account for each request that passed validation; every one is closed once."""
 
     def __init__(
-        self, metrics: Metrics, tracer: Tracer, slo_tbt: float, slo_ttft: float | None, recent: Recent
+        self,
+        metrics: Metrics,
+        tracer: Tracer,
+        slo_tbt: float,
+        slo_ttft: float | None,
+        recent: Recent,
+        vllm: Vllm | None = None,
     ) -> None:
         self.metrics = metrics
         self.recent = recent
+        self.vllm = vllm
         self.tracer = tracer
         self.slo_tbt = slo_tbt
         self.slo_ttft = slo_ttft
@@ -149,6 +157,8 @@ class Account:
             if not self.resumed:
                 self._histogram(names.TIME_TO_FIRST_TOKEN).observe(now - self.start)
                 self.accounts.recent.ttft.add(now - self.start, now)
+                if vllm := self.accounts.vllm:
+                    vllm.first(self.request.model, now - self.start, self.answer.prompt_tokens)
         before = self._latest.get(item.choice)
         gaps = self.accounts.metrics[names.TIME_BETWEEN_TOKENS]
         if before is not None:
@@ -160,6 +170,8 @@ class Account:
                 self.worst, self.worst_at, self.worst_position = gap, clock.wall(), item.position
         if fresh > 1:
             self.accounts.recent.tbt.add(0.0, now, fresh - 1)
+        if vllm := self.accounts.vllm:
+            vllm.tokens(self.request.model, fresh, None if before is None else now - before)
         for _ in range(fresh - 1):
             gaps.observe(0.0)  # they came together: the tokens are counted, not the items
         self._latest[item.choice] = self.last = now
@@ -187,6 +199,7 @@ class Account:
         per_choice = output / len(answer.choices)
         if self.first is not None and per_choice > 1 and not self.resumed:
             self._histogram(names.TIME_PER_OUTPUT_TOKEN).observe((self.last - self.first) / (per_choice - 1))
+        self._tell_vllm(outcome, now - self.start)
         if outcome == FINISHED:
             missed = self._missed()
             judged = ["tbt"] + ["ttft"] * (accounts.slo_ttft is not None and self.first is not None)
@@ -228,6 +241,19 @@ class Account:
         if error:
             self.span.set_attribute(names.ERROR_TYPE, error)
             self.span.set_status(Status(StatusCode.ERROR, error))
+
+    def _tell_vllm(self, outcome: str, seconds: float) -> None:
+        vllm, answer, request = self.accounts.vllm, self.answer, self.request
+        if vllm is None or outcome == PARKED:
+            return
+        if outcome != FINISHED:
+            vllm.ended(request.model, ["abort" if outcome == ABORTED else "error"])
+            return
+        vllm.ended(request.model, answer.finish_reasons)
+        whole = self.first is not None and not self.resumed
+        decode = self.last - self.first if whole and self.first is not None else None
+        outputs = [choice.known for choice in answer.choices]
+        vllm.finished(request.id, request.model, answer.prompt_tokens, outputs, seconds, decode)
 
     def _missed(self) -> list[str]:
         accounts, first = self.accounts, self.first

@@ -1,5 +1,6 @@
 """What heartbeats say: which replicas there are, and whether a request can run. Pure; times are passed in."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pillion.contracts.entries import Facts, Heartbeat
@@ -82,6 +83,12 @@ class Replicas:
         """The replica's last beat, of whatever age."""
         seen = self._seen.get(name)
         return None if seen is None else seen.beat
+
+    def speaking(self, now: float) -> Iterator[tuple[Heartbeat, Facts]]:
+        """The last beat of each replica that is not silent, with the facts that it told."""
+        for seen in self._seen.values():
+            if seen.facts is not None and now - seen.at <= FRESH:
+                yield seen.beat, seen.facts
 
     def minutes(self, now: float) -> list[tuple[dict[str, object], Heartbeat, Steps]]:
         """Each replica as `describe` has it, with its last beat and what its steps carried."""

@@ -13,7 +13,7 @@ from pillion import clock
 from pillion.actors import Exit, Stop, Supervisor
 from pillion.bus import UNREACHABLE, Tail, Watch, retrying
 from pillion.config import Config, ConfigError
-from pillion.contracts.entries import Heartbeat
+from pillion.contracts.entries import Heartbeat, Usage
 from pillion.gateway.app import App
 from pillion.gateway.listener import Patience, Runner
 from pillion.gateway.model import load_model
@@ -108,9 +108,21 @@ class Gateway:
                 beat = self.state.reader(item.payload, Heartbeat, item.id)
                 if beat is not None:
                     former = self.state.replicas.heard(beat, clock.monotonic())
+                    if self.state.vllm and beat.facts:
+                        self.state.vllm.beat(former, beat, beat.facts.model)
                     if former and former.generation not in ("", beat.generation):
                         # What it published before a loss may not have come; it stands in its journal again.
                         self.state.streams.look_back(beat.replica)
+
+    async def usage(self) -> None:
+        """Follows what replicas tell of first tokens, for vLLM's names."""
+        vllm, state = self.state.vllm, self.state
+        assert vllm is not None
+        async for entries in Tail(state.connections["usage"], state.names.usage).follow():
+            for item in entries:
+                word = state.reader(item.payload, Usage, item.id)
+                if word is not None:
+                    vllm.used(word, state.calls)
 
     async def _data(self, generation: str) -> None:
         """Redis holds other data, or may: what has not ended is submitted again, under the same ids."""
@@ -153,6 +165,7 @@ class Gateway:
         return {
             **({"keys": self.keys} if self.state.keys.files else {}),
             **({"tls": self.tls} if self.certificate else {}),
+            **({"usage": self.usage} if self.state.vllm else {}),
             "model": self.model,
             "server": self.server,
             "out": self.state.streams.run,

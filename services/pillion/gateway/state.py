@@ -25,7 +25,8 @@ from pillion.gateway.protocol.errors import ApiError, unavailable
 from pillion.gateway.recent import Recent
 from pillion.gateway.streams import Streams
 from pillion.gateway.unknown import Unknown
-from pillion.telemetry import Metrics, names, tracing
+from pillion.gateway.vllm import Vllm
+from pillion.telemetry import Metrics, names, tracing, vllm
 from pillion.version import VERSION
 
 RETRY_UNREADY = 2.0  # seconds
@@ -52,7 +53,7 @@ class State:
         keys = Keys(config.stack.stack)
         self.connections = {
             name: Connection(url, f"gateway-{self.id}-{name}")
-            for name in ("write", "read", "out", "beats", "alive", "watch")
+            for name in ("write", "read", "out", "beats", "alive", "watch", "usage")
         }
         write, read = self.connections["write"], self.connections["read"]
         # As many again as admission holds: it refuses by then, and says why.
@@ -60,12 +61,15 @@ class State:
         self.durable = Durable(write) if config.stack.durability == "disk" else None
         self.outbox = Outbox(write, keys, self.id, bound, config.scheduler.journal_retention, self.durable)
         self.presence = Outbox(self.connections["alive"], keys, self.id, bound)
-        self.metrics = Metrics("gateway", VERSION, METRICS)
+        compat = config.telemetry.metrics_compat == "vllm"
+        counted = [*vllm.BY_REQUEST, vllm.STEP_TOKENS] if compat else []
+        self.metrics = Metrics("gateway", VERSION, [*METRICS, *counted])
         self.reader = Reader(self.metrics.unreadable)
         self.streams = Streams(self.connections["out"], read, keys, self.id, self.reader)
         self.bus = Bus(self.streams, self.outbox, Heads(read, keys, self.reader))
         self.names = keys
         self.replicas = Replicas()
+        self.vllm = Vllm(self.metrics, lambda: self.replicas.speaking(clock.monotonic())) if compat else None
         self.keys = auth.Keys(config.gateway.api_key, config.gateway.api_keys_file)
         self.admins = auth.Keys(
             (config.gateway.admin_key,) if config.gateway.admin_key else (),
@@ -82,6 +86,7 @@ class State:
             config.scheduler.slo_tbt or DEFAULT_SLO_TBT,
             config.admission.slo_ttft,
             self.recent,
+            self.vllm,
         )
         self.unknown = Unknown(config.gateway.unknown_fields, self.metrics[names.IGNORED_FIELDS].inc)
         self.model: Model | None = None

@@ -41,6 +41,8 @@ def heartbeat(stands: Heartbeat, snapshot: Snapshot, credit_seconds: float) -> H
         step_limit=snapshot.step_limit,
         step_target=snapshot.step_target,
         preemptions=snapshot.preemptions,
+        prefix_queried=snapshot.queried_tokens,
+        prefix_hit=snapshot.hit_tokens,
     )
 
 

@@ -196,7 +196,10 @@ class Service:
         delay = self.observer.metrics[names.SCHEDULING_DELAY]
         for take in command.plan.take:
             if len(take.tokens) == take.prompt_length:  # first time, not after a preemption
-                delay.observe(max(clock.wall() - take.request.arrival, 0.0))
+                now = clock.wall()
+                delay.observe(max(now - take.request.arrival, 0.0))
+                if (opened := self.ledger.get(take.request.id)) and opened.began is None:
+                    opened.began = now
 
     async def _refuse(self, command: Refuse) -> None:
         self.spans.refused(command.refusal.request)

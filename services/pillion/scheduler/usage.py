@@ -15,15 +15,18 @@ def of_step(
     is no longer in the ledger. `now`: seconds since the epoch.
     """
     ending = {opened.request.id: opened for opened, _ in folded}
-    first = []
+    first, queued = [], []
     for item in items:
         if item.position == 0 and item.choice == 0 and item.tokens:
             opened = ending.get(item.request) or ledger.get(item.request)
             if opened is not None:
                 first.append((item.request, max(now - opened.request.arrival, 0.0)))
+                if opened.began is not None:
+                    queued.append((item.request, max(opened.began - opened.request.arrival, 0.0)))
     if not first and not folded:
         return b""
-    return encode(Usage(replica, tuple(first), tuple(_spent(opened, record) for opened, record in folded)))
+    spent = tuple(_spent(opened, record) for opened, record in folded)
+    return encode(Usage(replica, tuple(first), spent, tuple(queued)))
 
 
 def unused(replica: str, request: str) -> bytes:

@@ -68,7 +68,7 @@ class Keys:
 
     @property
     def usage(self) -> str:
-        """Stream scheduler to admission: first tokens, and what ended requests have used. Trimmed."""
+        """Stream scheduler to admission, and gateways that ask: first tokens, use of what ended. Trimmed."""
         return self._key("usage")
 
     @property

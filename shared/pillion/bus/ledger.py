@@ -85,6 +85,7 @@ class Opened:
     since: str  # the journal's last id when it was opened: its items come after
     earlier: int = 0  # tokens that earlier lives brought
     choices: dict[int, _Choice] = field(default_factory=dict)
+    began: float | None = None  # seconds since the epoch, of the first step that carried any of it
     carried: bool = False  # the journal does not have yet what an earlier life brought
 
     def choice(self, index: int) -> _Choice:

@@ -362,6 +362,13 @@ class Telemetry(Section, frozen=True):
     log_format: Annotated[
         str, Meta(description="auto, text or json; auto is text on a terminal", pattern="^(auto|text|json)$")
     ] = "auto"
+    metrics_compat: Annotated[
+        str,
+        Meta(
+            description="`vllm`: the gateway serves vLLM's names too, for dashboards that ask for them",
+            pattern="^(none|vllm)$",
+        ),
+    ] = "none"
     metrics_host: Annotated[
         str, Meta(description="address of the metrics endpoint (the gateway serves /metrics itself)")
     ] = "127.0.0.1"

@@ -253,6 +253,8 @@ class Heartbeat(Struct, frozen=True):
     decoded: Count = 0  # tokens
     step_time: Amount = 0.0  # seconds of the completed steps
     preemptions: Count = 0
+    prefix_queried: Count = 0  # prompt tokens asked of the prefix index: a total as above
+    prefix_hit: Count = 0  # of these found
     v: int = SCHEMA
 
 
@@ -295,6 +297,9 @@ class Usage(Struct, frozen=True):
     replica: Identity
     first: tuple[tuple[Identity, Amount], ...] = ()  # request, seconds from arrival to first token
     ended: tuple[Spent, ...] = ()
+    queued: tuple[
+        tuple[Identity, Amount], ...
+    ] = ()  # of those in `first`: seconds from arrival to first step
     v: int = SCHEMA
 
 

@@ -12,6 +12,16 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from tests.servers import free_port
 
+ASKED = {
+    "temperature": 0.5,
+    "top_p": 0.75,
+    "top_k": 7,
+    "seed": 3,
+    "frequency_penalty": 0.25,
+    "presence_penalty": -0.5,
+}
+"""Of the body, by the names that both OpenAI's API and the GenAI conventions have."""
+
 
 class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     """Keeps what exporters send."""
@@ -79,7 +89,7 @@ def ancestors(span, inside: dict) -> list:
 
 async def test_one_trace_goes_through_four_services(traced, receiver):
     async with httpx.AsyncClient(timeout=60) as client:
-        body = {"max_tokens": 12, "ignore_eos": True}
+        body = {"max_tokens": 12, "ignore_eos": True, **ASKED}
         answers = await asyncio.gather(
             *(
                 client.post(traced + "/v1/completions", json=body | {"prompt": letter * 150})
@@ -139,6 +149,21 @@ async def test_one_trace_goes_through_four_services(traced, receiver):
         assert attributes["gen_ai.usage.output_tokens"].int_value == 12
         assert attributes["gen_ai.usage.input_tokens"].int_value == 150
         assert attributes["gen_ai.response.id"].string_value in ids
+        values = {key: getattr(value, value.WhichOneof("value")) for key, value in attributes.items()}
+        assert {key: values.get(f"gen_ai.request.{key}") for key in ASKED} == ASKED
+        assert values["gen_ai.request.max_tokens"] == 12
+        assert values["gen_ai.request.stream"] is False
+        assert values["gen_ai.request.choice.count"] == 1
+        assert values["gen_ai.operation.name"] == "text_completion"
+        assert values["gen_ai.provider.name"] == "pillion"
+        assert chat.name == f"text_completion {values['gen_ai.request.model']}"
+        assert values["gen_ai.response.model"] == values["gen_ai.request.model"]
+        assert [each.string_value for each in values["gen_ai.response.finish_reasons"].values] == ["length"]
+        assert values["gen_ai.usage.cache_read.input_tokens"] == 0
+        assert "error.type" not in values
+        # GenAI attributes stand on this span alone.
+        others = [key.key for _, span in spans if span is not chat for key in span.attributes]
+        assert not [key for key in others if key.startswith("gen_ai.")]
         assert attributes["pillion.slo.missed"].string_value == "tbt"
         # From the request to its longest gap, and to the step that was the longest meanwhile.
         (gap,) = [event for event in chat.events if event.name == "longest gap"]

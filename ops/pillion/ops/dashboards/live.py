@@ -11,13 +11,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
+from redis import Redis
+
+from pillion.bus import Keys
+from pillion.config import Stack
 from pillion.ops.dashboards import vllm
 from pillion.ops.dashboards.grafana import DASHBOARDS
 from pillion.ops.dashboards.panels import WINDOW
@@ -38,7 +42,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, Rig(Path(folder) / "state", *flags) as rig:
         url = rig.url
         with prometheus(Path(folder), targets(rig.metrics)) as ask:
-            load(url)
+            load(url, rig.config.stack)
             return report(ask, "demo")
 
 
@@ -67,14 +71,18 @@ def targets(metrics: Mapping[str, str]) -> dict[str, list[str]]:
     }
 
 
-def load(url: str) -> None:
-    """Whole answers, a client that leaves and comes back, and more at once than is allowed."""
+def load(url: str, stack: Stack) -> None:
+    """Whole answers, a client that leaves and comes back, more at once than is allowed, and a heartbeat that
+    nobody can read.
+    """
     end = time.monotonic() + LOADED
     while time.monotonic() < end:
+        with closing(Redis.from_url(stack.redis or "")) as redis:
+            redis.xadd(Keys(stack.stack).beats, {"e": b"\xc1"})
+        ask_once(url, 99, stream=True)
         clients = [threading.Thread(target=ask_once, args=(url, seed)) for seed in range(AT_ONCE + 2)]
         for client in clients:
             client.start()
-        ask_once(url, 99, stream=True)
         for client in clients:
             client.join()
 

@@ -19,8 +19,8 @@ def test_what_steps_carried_is_the_difference_of_totals_by_second() -> None:
         (10.1, beat(1, 100, 9000, 500, 50.0)),  # what was before nobody saw
         (10.9, beat(1, 102, 9040, 504, 50.5)),
         (11.2, beat(1, 103, 9040, 506, 50.75)),
-        (12.0, beat(2, 1, 30, 0, 0.5)),  # another process, whose totals begin anew
-        (12.5, beat(2, 3, 30, 4, 1.0)),
+        (12.0, beat(2, 150, 9999, 600, 99.0)),  # another process, whose totals began anew
+        (12.5, beat(2, 152, 9999, 604, 99.5)),
     ]
     former = None
     for now, each in beats:

@@ -8,12 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from pillion.bus import Group, append
+from pillion.bus.ledger import Ledger, Opened
 from pillion.contracts import entries
 from pillion.contracts import executor_pb2 as pb
 from pillion.contracts.entries import OLDEST, SCHEMA, decode, encode
-from pillion.gateway.heads import StreamHead
+from pillion.gateway.heads import Heads, StreamHead
 from pillion.ops.recorded import ENTRIES, FOLDER, MESSAGES, expected, named
+from pillion.scheduler.intake import Intake
+from pillion.scheduler.publisher import GROUP
 from pillion.version import VERSION
+from tests.bus_client import KEYS, READ, client
 
 RELEASES = sorted(path.name for path in FOLDER.iterdir())
 FILES = sorted(FOLDER.glob("*/*.bin"))
@@ -100,3 +105,43 @@ def test_what_is_neither_old_nor_new_is_refused(version: int) -> None:
     payload = msgspec.msgpack.encode(msgspec.msgpack.decode(encode(ENTRIES["Cancel"])) | {"v": version})
     with pytest.raises(entries.UnknownSchema, match=f"version {version}"):
         decode(payload, entries.Cancel)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_a_scheduler_goes_on_with_what_a_release_has_left(valkey: Any, release: str) -> None:
+    """Its run entry, held by a process that is gone, and its journal."""
+    folder = FOLDER / release
+    async with client(valkey.url) as one:
+        await append(one.connection, KEYS.run("0"), (folder / "Request.bin").read_bytes())
+        await append(one.connection, KEYS.journal("0"), (folder / "StepOutput.bin").read_bytes())
+        assert len(await Group(one.connection, KEYS.run("0"), GROUP, "gone").read()) == 1
+        taken: list[Opened] = []
+
+        async def accept(opened: Opened, cancelled: Any) -> None:
+            taken.append(opened)
+
+        async def refuse(refused: Any) -> None:
+            raise AssertionError(refused)
+
+        group = Group(one.connection, KEYS.run("0"), GROUP, "successor")
+        intake = Intake(one.connection, group, KEYS, "0", Ledger(), accept, refuse, READ)
+        assert await intake.recover() == 1
+    (opened,) = taken
+    assert opened.done() == {1: (), 2: (5, 6), 3: (9,)} and opened.ended() == {1, 3}
+    assert opened.request.prompts == ((3, 4, 5), (6,)) and opened.request.sampling.seed == 7
+
+
+@pytest.mark.parametrize("release", RELEASES)
+async def test_a_gateway_answers_for_a_stream_of_a_release(valkey: Any, release: str) -> None:
+    """Its head, its record, and the word with which it was given up."""
+    folder = FOLDER / release
+    async with client(valkey.url) as one:
+        name = ENTRIES["Request"].id  # type: ignore[attr-defined]
+        head, refusal = ((folder / f"{kind}.bin").read_bytes() for kind in ("StreamHead", "Refusal"))
+        fields = ("head", head, "owner", "g1", "life", 1, "parked", 0, "refused", refusal)
+        await one.connection.call("HSET", KEYS.stream(name), *fields)
+        await one.connection.call("SET", KEYS.record(name), (folder / "Record.bin").read_bytes())
+        standing = await Heads(one.connection, KEYS, READ).find(name)
+    assert standing is not None and standing.finished and standing.end == "failed"
+    assert standing.head.output.stream and standing.head.request.id == name
+    assert [item.tokens for item in standing.items()] == [(5, 9)]

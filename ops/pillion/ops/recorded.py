@@ -70,7 +70,12 @@ ENTRIES: Mapping[str, Struct] = {
     "Request": _REQUEST,
     "Cancel": Cancel(_REQUEST.id, 1, "gone", _REQUEST.traceparent, park=True, life=1),
     "StepOutput": StepOutput(
-        "0", 5, 17, (Tokens(_REQUEST.id, 1, 3, (5,), "stop", 5, 16, _LOGPROBS, "why"),), (_REFUSAL,)
+        "0", 5, 17,
+        (
+            Tokens(_REQUEST.id, 2, 0, (5, 6), cached=16, logprobs=_LOGPROBS * 2),
+            Tokens(_REQUEST.id, 3, 0, (9,), "stop", 9, 16, _LOGPROBS, "why"),
+        ),
+        (_REFUSAL,),
     ),
     "Record": Record(_REQUEST.id, (ChoiceRecord((5, 9), "stop", 9, 16, _LOGPROBS * 2, "why"),)),
     "Refusal": _REFUSAL,

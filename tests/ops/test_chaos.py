@@ -176,13 +176,39 @@ async def test_a_client_tries_again_where_its_own_attempts_met(code: str, final:
     app.router.add_route("*", "/{path:.*}", serve)
     made = Stream(Work(0, "/v1/completions", {}), "s")
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        await play(session, str(server.make_url("")).rstrip("/"), made)
+        await play(session, (str(server.make_url("")).rstrip("/"),), made)
     if final:
         assert made.error is not None and made.error.startswith("HTTP 409") and len(asked) == 1
         return
     assert made.error is None
     assert asked == [("POST", None), ("POST", None), ("GET", "1"), ("GET", "1")]
     assert (made.refused, made.connections, made.answer.choices[0].tokens) == (2, 2, [1, 2])
+
+
+async def test_a_client_that_loses_a_gateway_goes_on_at_the_next() -> None:
+    """Requests begin at the one or the other, by their number."""
+    asked: list[tuple[str, str, str | None]] = []
+
+    def app(name: str) -> web.Application:
+        async def serve(http: web.Request) -> web.StreamResponse:
+            asked.append((name, http.method, http.headers.get("Last-Event-ID")))
+            response = web.StreamResponse()
+            await response.prepare(http)
+            if len(asked) == 1:
+                await response.write(piece(1))
+            else:
+                await response.write(piece(2, "stop") + b"data: [DONE]\n\n")
+            return response
+
+        made = web.Application()
+        made.router.add_route("*", "/{path:.*}", serve)
+        return made
+
+    made = Stream(Work(1, "/v1/completions", {}), "s")
+    async with TestServer(app("a")) as a, TestServer(app("b")) as b, aiohttp.ClientSession() as session:
+        await play(session, [str(each.make_url("")).rstrip("/") for each in (a, b)], made)
+    assert made.error is None and made.answer.choices[0].tokens == [1, 2]
+    assert asked == [("b", "POST", None), ("a", "GET", "1")]
 
 
 def test_a_pause_is_the_gap_that_the_blow_began() -> None:

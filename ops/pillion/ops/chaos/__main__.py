@@ -27,11 +27,15 @@ from pillion.ops.rig import Rig, RigError
 @click.option("--services", default=",".join(schedule.ROLES), show_default=True, help="who is struck")
 @click.option("--output-tokens", default=120, show_default=True, help="the most tokens of an answer")
 @click.option("--rolling", is_flag=True, help="instead of kills: SIGTERM to one process after the other")
+@click.option(
+    "--gateways", type=click.IntRange(1, 2), default=1, show_default=True,
+    help="2: one beside the stack's, to which clients go where that is gone",
+)  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path), help="raw result, JSON; the log goes beside it")
 @click.argument("up", nargs=-1, type=click.UNPROCESSED, metavar="[-- FLAGS OF UP]")
 def main(
     streams: int, kills: int, blows: str, seed: int, services: str, output_tokens: int, rolling: bool,
-    output: Path | None, up: tuple[str, ...],
+    gateways: int, output: Path | None, up: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Kills and stops the processes of a stack of its own and empties its Redis, at random, and compares
     every stream, token for token, with an undisturbed run. Exit code 1 on any difference. Prints Markdown.
@@ -48,7 +52,7 @@ def main(
         raise click.BadParameter(str(error), param_hint="--blows") from None
     with tempfile.TemporaryDirectory(prefix="pillion-chaos-") as state:
         rig = Rig(Path(state), *up, log=output.with_suffix(".log") if output else None)
-        raw = asyncio.run(_main(Options(streams, seed, output_tokens, storm), rig))
+        raw = asyncio.run(_main(Options(streams, seed, output_tokens, storm, gateways), rig))
     if output is not None:
         output.write_text(json.dumps(raw, indent=1) + "\n")
     click.echo(words(raw))

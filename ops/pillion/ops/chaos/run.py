@@ -4,13 +4,14 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import aiohttp
 
 from pillion.ops import web
+from pillion.ops.chaos.beside import second_gateway
 from pillion.ops.chaos.compare import Answer, compare
 from pillion.ops.chaos.data import Data
 from pillion.ops.chaos.report import Record, Struck
@@ -34,6 +35,7 @@ class Options:
     seed: int
     output: int
     blows: Sequence[Blow]
+    gateways: int = 1  # two: one that is never struck beside the stack's
 
 
 async def run(options: Options, rig: Rig, say: Say) -> Record:
@@ -41,33 +43,38 @@ async def run(options: Options, rig: Rig, say: Say) -> Record:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        await asyncio.to_thread(lambda: rig.url)
+        urls = (await asyncio.to_thread(lambda: rig.url),)
         data = Data(rig.config.stack)
         try:
-            return await _run(options, rig, session, data, say)
+            # Its wait is short, and a child dies with the thread that made it: this one.
+            with second_gateway(rig) if options.gateways > 1 else nullcontext() as beside:
+                return await _run(options, rig, (*urls, beside) if beside else urls, session, data, say)
         finally:
             await data.close()
 
 
-async def _run(options: Options, rig: Rig, session: aiohttp.ClientSession, data: Data, say: Say) -> Record:
+async def _run(
+    options: Options, rig: Rig, urls: Sequence[str], session: aiohttp.ClientSession, data: Data, say: Say
+) -> Record:
     counts = {role: len(pids) for role, pids in rig.processes().items()}
     options = replace(options, blows=each(options.blows, counts))
     facts = await data.facts()
     works = requests(
         options.seed, options.streams, Sizes(facts.vocab_size, facts.max_model_len, options.output)
     )
-    say(f"{rig.url}: {len(works)} requests, undisturbed first")
+    say(f"{', '.join(urls)}: {len(works)} requests, undisturbed first")
     quiet = [Stream(work, "quiet") for work in works]
-    await asyncio.gather(*(play(session, rig.url, stream) for stream in quiet))
+    await asyncio.gather(*(play(session, urls, stream) for stream in quiet))
     if failed := next((stream for stream in quiet if stream.error), None):
         raise RigError(f"the undisturbed run failed: {failed.error}\n{rig.tail()}")
     expected = [stream.answer for stream in quiet]
     say(f"{sum(answer.tokens for answer in expected)} tokens; now {len(options.blows)} blows")
     record = Record(
         {"streams": options.streams, "seed": options.seed, "output": options.output,
-         "blows": len(options.blows), "replicas": len(processes(rig, "scheduler"))}, time.monotonic(),
+         "blows": len(options.blows), "gateways": options.gateways,
+         "replicas": len(processes(rig, "scheduler"))}, time.monotonic(),
     )  # fmt: skip
-    await _Storm(options, rig, session, data, works, record, say).rage()
+    await _Storm(options, rig, urls, session, data, works, record, say).rage()
     judge(record, expected)
     if not record.faults:  # else it is known that something is left
         record.faults += await data.left()
@@ -92,11 +99,12 @@ class _Storm:
     """The clients and the blows, side by side."""
 
     def __init__(
-        self, options: Options, rig: Rig, session: aiohttp.ClientSession, data: Data,
+        self, options: Options, rig: Rig, urls: Sequence[str], session: aiohttp.ClientSession, data: Data,
         works: Sequence[Work], record: Record, say: Say,
     ) -> None:  # fmt: skip
         self._options = options
         self._rig = rig
+        self._urls = urls
         self._session = session
         self._data = data
         self._works = works
@@ -130,7 +138,7 @@ class _Storm:
         while not self._over:
             stream = Stream(work, f"turn {turn}")
             self._record.streams.append(stream)
-            await play(self._session, self._rig.url, stream)
+            await play(self._session, self._urls, stream)
             if stream.error:
                 return
             turn += 1

@@ -4,7 +4,9 @@ import asyncio
 import json
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import aiohttp
@@ -55,17 +57,18 @@ class Lost(Exception):
     """The connection ended before the stream did."""
 
 
-async def play(session: aiohttp.ClientSession, url: str, stream: Stream) -> None:
-    """Sends the request and reads the answer, over as many connections as it takes. Never raises but for
-    cancellation: what went wrong is in `stream.error`."""
+async def play(session: aiohttp.ClientSession, urls: Sequence[str], stream: Stream) -> None:
+    """Sends the request to one of the gateways and reads the answer, over as many connections as it takes,
+    each to the next of them. Never raises but for cancellation: what went wrong is in `stream.error`."""
     key = uuid.uuid4().hex
     attempt = 0
+    gateways = cycle([*urls[stream.work.index % len(urls) :], *urls[: stream.work.index % len(urls)]])
     end = time.monotonic() + PATIENCE
     try:
         while True:
             seen = len(stream.times)
             try:
-                if await _read(session, url, stream, key):
+                if await _read(session, next(gateways), stream, key):
                     return
             except (aiohttp.ClientError, OSError, TimeoutError, Lost) as error:
                 reason = f"{type(error).__name__}: {error}"

@@ -181,6 +181,15 @@ def test_scheduler_and_executor_share_a_secret_that_is_needed(compose: dict[str,
     assert "EXECUTOR_SECRET=\n" in (ROOT / ".env.example").read_text()
 
 
+def test_a_secret_of_the_file_reaches_who_needs_it_only(compose: dict[str, Any]) -> None:
+    secrets = ("REDIS_PASSWORD", "EXECUTOR_SECRET", "HF_TOKEN")
+    services = {name: service for name, service in compose["services"].items() if "env_file" in service}
+    assert len(services) == 8
+    for name, service in services.items():
+        seen = {secret: service["environment"][secret] for secret in secrets}
+        assert seen == dict.fromkeys(secrets, "") | ({"HF_TOKEN": "${HF_TOKEN:-}"} if name == "fetch" else {})
+
+
 def test_the_published_gateway_answers_to_local_names_only(compose: dict[str, Any]) -> None:
     environment = compose["services"]["gateway"]["environment"]
     assert environment["PILLION_ALLOWED_HOSTS"] == "${ALLOWED_HOSTS:-gateway}"

@@ -4,6 +4,8 @@ free: holds nothing that can be used again. cached: nobody refers to it, but the
 referenced: in the block table of at least one sequence.
 """
 
+from collections import OrderedDict
+
 from .prefix import Entry, Hash, PrefixIndex
 
 
@@ -21,7 +23,8 @@ class Pool:
         self.size = num_blocks - 1  # block 0 takes the writes of padding rows
         self.index = PrefixIndex(block_size, caching, hash_block)
         self._free = list(range(num_blocks - 1, 0, -1))
-        self._cached: dict[int, None] = {}  # in the order in which they were freed
+        # In the order in which they were freed. A dict would look for its first past all that were taken.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._references = [0] * num_blocks
         self._entries: list[Entry | None] = [None] * num_blocks
 
@@ -49,8 +52,7 @@ class Pool:
         if self._free:
             block = self._free.pop()
         elif self._cached:
-            block = next(iter(self._cached))
-            del self._cached[block]
+            block, _ = self._cached.popitem(last=False)
             self._forget(block)
         else:
             raise OutOfBlocks("no block is free or cached")

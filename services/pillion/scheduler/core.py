@@ -233,27 +233,23 @@ class Core:
                 self._result(self._roster, sequence_or_none, row, event.step, out)
 
     def _result(self, roster: Roster, sequence: Sequence, row: RowResult, step: int, out: Outbox) -> None:
-        position = sequence.output
-        sequence.tokens += row.tokens
-        computed = len(sequence.tokens) - 1  # the last one's KV is not there
-        if sequence.state is State.DECODING and computed % roster.pool.block_size < len(row.tokens):
+        known, new = sequence.tokens, row.tokens
+        position = len(known) - sequence.prompt_length
+        known += new
+        computed = len(known) - 1  # the last one's KV is not there
+        if sequence.state is State.DECODING and computed % roster.pool.block_size < len(new):
             roster.enter(sequence, computed, step)
         finish = row.finish
-        if finish is None and sequence.output >= sequence.max_tokens:
+        if finish is None and position + len(new) >= sequence.max_tokens:
             finish = "length"
+        stop_token = new[-1] if finish == "stop" and new else None
+        # By position: this is done for every token.
         out.items.append(
             Tokens(
-                request=sequence.request.id,
-                choice=sequence.choice,
-                position=position,
-                tokens=row.tokens,
-                finish=finish,
-                stop_token=row.tokens[-1] if finish == "stop" and row.tokens else None,
-                cached=sequence.cached or 0,
-                logprobs=row.logprobs,
-                error=row.error,
+                sequence.request.id, sequence.choice, position, new, finish, stop_token,
+                sequence.cached or 0, row.logprobs, row.error,
             )
-        )
+        )  # fmt: skip
         if finish is not None:
             if finish == "error":
                 roster.disown(sequence)

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pillion.scheduler.messages import Plan, RowResult
+from pillion.scheduler.repeat import MOST
 from pillion.scheduler.work import of_rows
 from pillion.steptime import Work
 
 TOKEN = 7
 """What every step brings. Blocks of output are never mistaken for another's: their prompts differ."""
+
+_TOKENS = [(TOKEN,) * count for count in range(MOST + 1)]
 
 Seconds = Callable[[Work], float]
 
@@ -62,18 +65,17 @@ class Executor:
         for take in plan.take:
             left = take.max_tokens - (len(take.tokens) - take.prompt_length)
             slots[take.slot] = Slot(take.incarnation, left)
-        ended = [number for number in plan.slots if not slots[number].left]
-        works = self._works(plan, ended)
-        rows = []
+        rows, ended = [], []
         for number, sample in zip(plan.slots, plan.samples, strict=True):
             slot = slots[number]
-            if not sample or not slot.left:
-                continue
-            tokens = min(sample, slot.left)
-            slot.left -= tokens
-            rows.append(
-                RowResult(number, slot.incarnation, (TOKEN,) * tokens, None if slot.left else "length")
-            )
+            if not slot.left:
+                ended.append(number)
+            elif sample:
+                count = min(sample, slot.left)
+                slot.left -= count
+                finish = None if slot.left else "length"
+                rows.append(RowResult(number, slot.incarnation, _TOKENS[count], finish))
+        works = self._works(plan, ended)
         return Ran(tuple(rows), works, sum(map(self._seconds, works)))
 
     @staticmethod
@@ -81,7 +83,7 @@ class Executor:
         """Rows whose sequence has ended are not computed, nor is a step that has no others."""
         if plan.steps == 1 and not ended:
             return (of_rows(plan.decodes, plan.starts, plan.counts, plan.samples),)
-        works = []
+        works: list[Work] = []
         for step in range(plan.steps):
             # Of a plan of several steps all rows are decodes, each with its own number of them.
             rows = [

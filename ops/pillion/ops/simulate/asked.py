@@ -1,6 +1,7 @@
 """From what `pillion simulate` is asked for to its report."""
 
 import random
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -169,4 +170,5 @@ def _provenance(
         },
         "seconds simulated": round(simulated, 3),
         "seconds that took": round(took, 3),
+        "most memory, MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }

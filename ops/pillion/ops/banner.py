@@ -25,7 +25,7 @@ async def lines(config: Config, context: int, seconds: float) -> list[str]:
 
     `context`: the model's own, tokens; `seconds`: how long the start took.
     """
-    facts = await _facts(config)
+    facts = await replica_facts(config)
     model = facts.model if facts else config.model.served_model_name or config.model.model
     told = [
         f"Pillion serves {model}, ready after {seconds:.1f} s",
@@ -90,7 +90,7 @@ def _curl(config: Config, model: str) -> list[str]:
     ]
 
 
-async def _facts(config: Config) -> Facts | None:
+async def replica_facts(config: Config) -> Facts | None:
     """From the replica's last heartbeat."""
     connection = Connection(config.stack.redis or "", "up")
     try:

@@ -1,0 +1,1 @@
+"""How near a simulation comes to the machine: the same arrivals to both."""

@@ -10,6 +10,7 @@ from pillion.ops.options import Command, config_options, configure, fail
 if TYPE_CHECKING:
     from pillion.config import Config
     from pillion.ops.profile.run import Profile
+    from pillion.ops.profile.serve import Fit
 
 GOAL = (0.05, 0.12)  # median and P95 of the relative error
 
@@ -21,6 +22,14 @@ GOAL = (0.05, 0.12)  # median and P95 of the relative error
     type=click.FloatRange(1, 600),
     metavar="X",
     help="about how long to measure; each step is measured at least twice  [90]",
+)
+@click.option(
+    "--served",
+    default=60.0,
+    type=click.FloatRange(0, 600),
+    metavar="X",
+    help="then let a stack serve for so many seconds, and fit the model to what steps take beside the other "
+    "services; 0: leave that out, as with --executor  [60]",
 )
 @click.option("--seed", default=1, metavar="N", help="seed of the steps and of their order  [1]")
 @click.option(
@@ -37,7 +46,13 @@ GOAL = (0.05, 0.12)  # median and P95 of the relative error
 )
 @config_options("profile")
 def profile(
-    seconds: float, seed: int, output: str | None, samples: str | None, config: str | None, **flags: Any
+    seconds: float,
+    served: float,
+    seed: int,
+    output: str | None,
+    samples: str | None,
+    config: str | None,
+    **flags: Any,
 ) -> None:
     """Measure how long this model's steps take here, and keep a cost model of it.
 
@@ -46,10 +61,16 @@ def profile(
     error is told on steps that it has not seen. Keep the machine free meanwhile.
     """
     loaded = configure(flags, config)
-    _profile(loaded, seconds, seed, Path(output) if output else None, Path(samples) if samples else None)
+    if loaded.executor.executor is not None:
+        served = 0.0
+    _profile(
+        loaded, seconds, served, seed, Path(output) if output else None, Path(samples) if samples else None
+    )
 
 
-def _profile(config: "Config", seconds: float, seed: int, output: Path | None, samples: Path | None) -> None:
+def _profile(
+    config: "Config", seconds: float, served: float, seed: int, output: Path | None, samples: Path | None
+) -> None:
     try:
         import msgspec
         import uvloop
@@ -60,6 +81,8 @@ def _profile(config: "Config", seconds: float, seed: int, output: Path | None, s
         from pillion.modelfiles import ModelFileError
         from pillion.ops.profile.drive import ProfileError
         from pillion.ops.profile.run import measure
+        from pillion.ops.profile.serve import serve
+        from pillion.ops.rig import RigError
         from pillion.steptime import save
         from pillion.steptime.place import hardware, place
         from pillion.telemetry import logs
@@ -79,19 +102,28 @@ def _profile(config: "Config", seconds: float, seed: int, output: Path | None, s
                     lambda share, what: progress.update(task, completed=share, description=what),
                 )
             )
+            model, fit = found.model, None
+            if served:
+
+                def tell(share: float, what: str) -> None:
+                    progress.update(task, completed=share, description=what)
+
+                fit = uvloop.run(serve(config, model, served, seed, tell))
+                model = fit.model
         path = output or place(config.cache_path, found.model.provenance.fingerprint, hardware())
-        save(found.model, path)
+        save(model, path)
         if samples is not None:
             samples.parent.mkdir(parents=True, exist_ok=True)
             samples.write_bytes(b"\n".join(map(msgspec.json.encode, found.samples())) + b"\n")
-    except (ProfileError, ModelFileError, ConfigError) as error:
+    except (ProfileError, RigError, ModelFileError, ConfigError) as error:
         fail(str(error), 1)
     except OSError as error:
         fail(f"cannot write {error.filename}: {error.strerror}", 1)
-    _tell(found, path)
+    _tell(found, fit)
+    click.echo(f"cost model {model.hash}: {path}")
 
 
-def _tell(found: "Profile", path: Path) -> None:
+def _tell(found: "Profile", fit: "Fit | None") -> None:
     model, error = found.model, found.model.error
     origin = model.provenance
     repeats = sum(len(step.seconds) for step in found.steps)
@@ -104,4 +136,8 @@ def _tell(found: "Profile", path: Path) -> None:
     )
     if error.median > GOAL[0] or error.p95 > GOAL[1]:
         click.echo("that is much: was the machine free? `pillion profile` again, with more --seconds")
-    click.echo(f"cost model {model.hash}: {path}")
+    if fit is not None:
+        click.echo(
+            f"{fit.steps} steps of a stack that served took {fit.before:.2f} times as long as alone, by the "
+            f"median, and {fit.after:.2f} times as long as the model says now"
+        )

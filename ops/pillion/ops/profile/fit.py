@@ -41,7 +41,7 @@ def fit(steps: Sequence[Measured], points: Sequence[int], tile: int) -> StepTime
     sampled = [point for point in _SAMPLED if point < heads] + ([heads] if heads else [])
     times = np.array([step.median for step in steps])
     matrix = np.array([_terms(step.work, rows, sampled, tile) for step in steps])
-    found = _robust(matrix / times[:, None])
+    found = robust(matrix / times[:, None])
     base, tiles, pair, context, decode, chunk = (float(value) for value in found[:6])
     curve, head = found[6 : 6 + len(rows)], found[6 + len(rows) :]
     return StepTime(
@@ -109,7 +109,7 @@ def nonnegative(matrix: Matrix, vector: Matrix) -> Matrix:
     return x / scale
 
 
-def _robust(relative: Matrix) -> Matrix:
+def robust(relative: Matrix) -> Matrix:
     """Coefficients that make each row's sum 1, nearly. A row that is far off counts as its distance, not as
     the square of it: least squares again and again, each with the weights that the last one's residuals say.
     """

@@ -13,7 +13,7 @@ from pillion.gateway.protocol.errors import ApiError
 from tests.gateway.test_fields import ACTED, ENTRIES, HARMLESS, LOGPROBS, MINIMAL, REFUSED
 
 
-@pytest.mark.parametrize(("admin_key", "paths"), [(None, 21), ("root", 28)])
+@pytest.mark.parametrize(("admin_key", "paths"), [(None, 22), ("root", 30)])
 async def test_every_route_is_in_it(start: Any, admin_key: str | None, paths: int) -> None:
     """And what is said of routes and fields is said of such as there are."""
     stack = await start(api_key=("one",), admin_key=admin_key)

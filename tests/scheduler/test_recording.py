@@ -16,6 +16,7 @@ from pillion.scheduler.messages import (
     SendPlan,
     StepDone,
     Submitted,
+    WakeAt,
     Woken,
 )
 from pillion.scheduler.recorded import Header, NoRecording, frame, read
@@ -42,6 +43,12 @@ def record(make, toy, tmp_path):
 
 def test_a_recording_has_every_event_and_plan_and_tells_that_it_is_whole(record):
     drive, recorder = record({"max_num_batched_tokens": 32})
+    wakes = []
+    drive.listeners.append(
+        lambda event, now, commands: wakes.append(
+            next((command.at for command in commands if isinstance(command, WakeAt)), None)
+        )
+    )
     toy_prompt = tuple(range(100))
     from tests.scheduler.conftest import request
 
@@ -55,6 +62,8 @@ def test_a_recording_has_every_event_and_plan_and_tells_that_it_is_whole(record)
         (type(event).__name__, now) for event, now in drive.events
     ]
     assert [plan for entry in entries for plan in entry.plans] == list(map(recorded.planned, drive.plans))
+    own = [entry.wake for entry in entries][1:]  # the listener came behind the first
+    assert own == wakes and any(own)
     assert (last.kind, recorded.reason(last)) == (recorded.END, "the scheduler ended")
     assert stat.S_IMODE(recorder.path.stat().st_mode) == 0o600
 
@@ -109,6 +118,18 @@ def test_an_answer_that_is_asked_on_has_the_numbers_that_it_had(record, toy):
     brought = tuple(token for tokens in rows for token in tokens)[:30]
     assert asked[1][:50] == asked[0] + brought
     assert set(asked[1]).isdisjoint(drive.output("a"))
+
+
+def test_what_came_too_late_is_no_part_of_its_sequence(make, toy):
+    drive, masks, results = make(), Masks(b"k" * 32), []
+    drive.listeners.append(lambda event, now, commands: results.append(masks.masked(event, commands)))
+    drive.submit(toy.request("a", toy.prompt(20), max_tokens=9, ignore_eos=True))
+    drive.finish_step()
+    (row,) = results[-1].rows
+    assert row.tokens[0] and row.incarnation == 1
+    state = masks._live["a"][0].state
+    lost = masks.masked(StepDone(9, (RowResult(0, 1, (5,)),), 0.1), [])
+    assert lost.rows[0].tokens == (0,) and masks._live["a"][0].state == state
 
 
 def test_a_full_file_says_so(record, toy):

@@ -8,6 +8,7 @@ import msgspec
 from pillion.config import Config, ConfigError, load
 from pillion.ops.bench.traffic_command import traffic
 from pillion.ops.compare import compare
+from pillion.ops.explain.command import explain
 from pillion.ops.fetch import fetch
 from pillion.ops.options import Command, config_options, configure, fail
 from pillion.ops.profile.command import profile
@@ -156,6 +157,7 @@ def key(tenant: str) -> None:
 
 
 main.add_command(replay)
+main.add_command(explain)
 
 
 @main.group(cls=_Group)

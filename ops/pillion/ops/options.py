@@ -26,6 +26,7 @@ ONLY = {
     ),
     "bench quality": ("cache_dir", "model", "revision", "dtype", "backend", "threads", "kv_cache_memory"),
     "chat": ("stack", "state_dir", "api_key"),
+    "explain": ("stack", "state_dir", "api_key"),
     "doctor": ("stack", "redis", "state_dir", "cache_dir", "model", "host", "port", "api_key"),
     "profile": (
         *("cache_dir", "model", "revision", "served_model_name", "dtype", "quantization", "max_model_len"),

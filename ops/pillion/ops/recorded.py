@@ -77,7 +77,7 @@ ENTRIES: Mapping[str, Struct] = {
         ),
         (_REFUSAL,),
     ),
-    "Record": Record(_REQUEST.id, (ChoiceRecord((5, 9), "stop", 9, 16, _LOGPROBS * 2, "why"),)),
+    "Record": Record(_REQUEST.id, (ChoiceRecord((5, 9), "stop", 9, 16, _LOGPROBS * 2, "why"),), b"times"),
     "Refusal": _REFUSAL,
     "Heartbeat": Heartbeat(
         replica="0", epoch=5, state="draining", reason="asked", facts=_FACTS, last_entry="12-1",
@@ -86,7 +86,7 @@ ENTRIES: Mapping[str, Struct] = {
         controlled="13-0", step_limit=64, step_target=0.1, step_budget=48, prefilled=900, decoded=80,
         step_time=2.5, preemptions=1, prefix_queried=300, prefix_hit=120,
     ),
-    "Control": Control(5, True, True, StepLimits(32, 0.2)),
+    "Control": Control(5, True, True, StepLimits(32, 0.2), _REQUEST.id),
     "Usage": Usage("0", ((_REQUEST.id, 0.25),), (Spent(_REQUEST.id, 30, 4),), ((_REQUEST.id, 0.125),)),
     "Queue": Queue({"high": 0, "normal": 2, "low": 1}, 90),
     "StreamHead": StreamHead(

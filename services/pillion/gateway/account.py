@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_current_span
 
 from pillion import clock
-from pillion.contracts.entries import Request, Tokens
+from pillion.contracts.entries import Request
+from pillion.contracts.timeline import Delivery
 from pillion.gateway.answers import Answer
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import FormName
@@ -125,7 +126,10 @@ class Account:
     worst: float = 0.0
     worst_at: float = 0.0  # seconds since the epoch, its end
     worst_position: int = 0  # of the token that ended it
+    worst_choice: int = 0
+    worst_began: float = 0.0
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAPS))  # the last ones, over all choices
+    submitted: float | None = None
     closed: bool = False
     _latest: dict[int, float] = field(default_factory=dict)
 
@@ -147,8 +151,8 @@ class Account:
         }
         self.span.set_attributes({name: value for name, value in asked.items() if value is not None})
 
-    def tokens(self, item: Tokens, fresh: int) -> None:
-        """`fresh` tokens of a choice became known."""
+    def tokens(self, choice: int, position: int, fresh: int) -> None:
+        """`fresh` tokens of a choice became known, from this position on."""
         if not fresh:
             return
         now = clock.monotonic()
@@ -159,7 +163,7 @@ class Account:
                 self.accounts.recent.ttft.add(now - self.start, now)
                 if vllm := self.accounts.vllm:
                     vllm.first(self.request.model, now - self.start, self.answer.prompt_tokens)
-        before = self._latest.get(item.choice)
+        before = self._latest.get(choice)
         gaps = self.accounts.metrics[names.TIME_BETWEEN_TOKENS]
         if before is not None:
             gap = now - before
@@ -167,14 +171,27 @@ class Account:
             self.accounts.recent.tbt.add(gap, now)
             self.gaps.append(gap)
             if gap > self.worst:
-                self.worst, self.worst_at, self.worst_position = gap, clock.wall(), item.position
+                self.worst, self.worst_at, self.worst_position = gap, clock.wall(), position
+                self.worst_choice, self.worst_began = choice, before
         if fresh > 1:
             self.accounts.recent.tbt.add(0.0, now, fresh - 1)
         if vllm := self.accounts.vllm:
             vllm.tokens(self.request.model, fresh, None if before is None else now - before)
         for _ in range(fresh - 1):
             gaps.observe(0.0)  # they came together: the tokens are counted, not the items
-        self._latest[item.choice] = self.last = now
+        self._latest[choice] = self.last = now
+
+    def delivery(self) -> Delivery:
+        """When what came was here."""
+        wall = clock.wall() - clock.monotonic()
+        return Delivery(
+            submitted=wall + self.submitted if self.submitted and not self.resumed else 0.0,
+            first=wall + self.first if self.first is not None else 0.0,
+            choice=self.worst_choice,
+            position=self.worst_position,
+            began=wall + self.worst_began if self.worst else 0.0,
+            seconds=self.worst,
+        )
 
     def close(self, outcome: str, reason: str, status: int, words: str = "") -> None:
         """`reason`: the finish reasons, or the error's code; `words`: for people, where that says too little.

@@ -11,6 +11,7 @@ from pillion import clock
 from pillion.bus import UNREACHABLE
 from pillion.contracts.entries import Control, Heartbeat, StepLimits
 from pillion.gateway.cancelling import cancel
+from pillion.gateway.explain import explain
 from pillion.gateway.fields import BUDGET, read
 from pillion.gateway.live import Live, live
 from pillion.gateway.plain import answer, identity
@@ -48,13 +49,14 @@ class Admin:
         }
 
     @property
-    def prefixes(self) -> Routes:
-        """Routes that go on with what is meant."""
+    def patterns(self) -> Routes:
+        """Routes that name what is meant. The first that fits counts."""
         return {
-            "/admin/v1/requests/": {"DELETE": self._cancel},
-            "/admin/v1/drains/": {"PUT": self._drain, "DELETE": self._drain},
-            "/admin/v1/budgets/": {"PUT": self._budget, "DELETE": self._budget},
-            "/admin/v1/prefixes/": {"DELETE": self._flush},
+            "/admin/v1/requests/{id}/explain": {"GET": self._explain},
+            "/admin/v1/requests/{id}": {"DELETE": self._cancel},
+            "/admin/v1/drains/{id}": {"PUT": self._drain, "DELETE": self._drain},
+            "/admin/v1/budgets/{id}": {"PUT": self._budget, "DELETE": self._budget},
+            "/admin/v1/prefixes/{id}": {"DELETE": self._flush},
         }
 
     # --- requests ----------------------------------------------------------------------------------
@@ -78,6 +80,9 @@ class Admin:
         name = identity(http.path)
         log.info("an administrator cancels request %s", name)
         return await cancel(self._state, name, None)
+
+    async def _explain(self, http: web.Request) -> web.Response:
+        return await explain(self._state, identity(http.path.rstrip("/").removesuffix("/explain")), None)
 
     # --- replicas ----------------------------------------------------------------------------------
 

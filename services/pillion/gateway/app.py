@@ -18,6 +18,7 @@ from pillion.gateway import openapi, page
 from pillion.gateway.absent import why
 from pillion.gateway.admin import Admin
 from pillion.gateway.cancelling import cancel
+from pillion.gateway.explain import explain
 from pillion.gateway.fields import CHAT, COMPLETION, DETOKENIZE, TOKENIZE, Form
 from pillion.gateway.generate import generate
 from pillion.gateway.heads import Once, Standing
@@ -64,16 +65,17 @@ class App:
             "/metrics": {"GET": self._metrics},
             "/openapi.json": {"GET": self._document},
         }
-        self._prefixes: Routes = {
-            "/v1/models/": {"GET": self._model},
-            "/v1/streams/": {"GET": self._resume, "DELETE": self._cancel},
+        self._patterns: Routes = {
+            "/v1/models/{id}": {"GET": self._model},
+            "/v1/streams/{id}": {"GET": self._resume, "DELETE": self._cancel},
+            "/v1/requests/{id}/explain": {"GET": self._explain},
         }
         if state.config.gateway.page:
             self._routes |= {path: {"GET": handler} for path, handler in page.routes()}
         if state.admins.needed:
             admin = Admin(state, self._raw, self._board)
             self._routes |= admin.routes
-            self._prefixes |= admin.prefixes
+            self._patterns |= admin.patterns
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=self.state.config.gateway.max_body_bytes)
@@ -83,7 +85,7 @@ class App:
 
     def _table(self) -> Mapping[str, Mapping[str, Handler]]:
         """Every path, with `{id}` for what varies, and its methods."""
-        return {**self._routes, **{f"{prefix}{{id}}": found for prefix, found in self._prefixes.items()}}
+        return {**self._routes, **self._patterns}
 
     # --- around every request ----------------------------------------------------------------------
 
@@ -127,9 +129,7 @@ class App:
     def _find(self, method: str, path: str) -> Handler:
         methods = self._routes.get(path)
         if methods is None:
-            methods = next(
-                (found for prefix, found in self._prefixes.items() if path.startswith(prefix)), None
-            )
+            methods = next((found for pattern, found in self._patterns.items() if _fits(path, pattern)), None)
         if methods is None:
             reason = why(path)
             raise ApiError(
@@ -205,6 +205,9 @@ class App:
 
     async def _cancel(self, http: web.Request) -> web.Response:
         return await cancel(self.state, identity(http[PATH]), http[TENANT])
+
+    async def _explain(self, http: web.Request) -> web.Response:
+        return await explain(self.state, identity(http[PATH].removesuffix("/explain")), http[TENANT])
 
     @contextmanager
     def _serving(self, http: web.Request, route: str) -> Iterator[Sender]:
@@ -321,6 +324,12 @@ class App:
 
     async def _metrics(self, http: web.Request) -> web.Response:
         return web.Response(body=self.state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _fits(path: str, pattern: str) -> bool:
+    """Whether the path is the pattern's, with something for its `{id}`; that may have slashes."""
+    before, _, behind = pattern.partition("{id}")
+    return path.startswith(before) and path.endswith(behind)
 
 
 def _label(http: web.Request) -> str | None:

@@ -12,6 +12,7 @@ from opentelemetry.trace import SpanKind
 from pillion import clock, ids
 from pillion.bus import UNREACHABLE
 from pillion.contracts.entries import Refusal, Request, Tokens
+from pillion.contracts.timeline import Delivery
 from pillion.gateway.account import ABORTED, FAILED, FINISHED, PARKED, Account
 from pillion.gateway.answers import Answer, Event
 from pillion.gateway.heads import Heads, Once, Standing, StreamHead
@@ -92,6 +93,7 @@ class Call:
         self._inbox = self._bus.streams.open(self.request.id)
         with self._sending() as sent:
             sent(await self._bus.outbox.submit(self.request, self.head, self._claim, self._once))
+        self._account.submitted = clock.monotonic()
 
     async def submit_again(self) -> None:
         """After Redis may have lost it: what is still there is not added twice."""
@@ -176,7 +178,7 @@ class Call:
             choice = self.answer.choices[item.choice]
             known, ended = choice.known, choice.finish is not None
             events += self.answer.feed(item)
-            self._account.tokens(item, choice.known - known)
+            self._account.tokens(item.choice, known, choice.known - known)
             if choice.stopped_here and not ended and item.finish is None:
                 self._bus.outbox.cancel(
                     self.request.id, item.choice, "its text is whole", self.request.traceparent
@@ -241,6 +243,10 @@ class Call:
         """From now on it is the gateway that breaks the connection off."""
         self._broken_by = GATEWAY_ENDS
 
+    def delivery(self) -> Delivery:
+        """How its tokens came, in this connection."""
+        return self._account.delivery()
+
     def broken(self) -> tuple[str, str]:
         """The outcome of a connection that breaks off now, and why."""
         return PARKED if self._inbox is not None and not self.answer.done else ABORTED, self._broken_by
@@ -257,9 +263,11 @@ class Call:
         """
         runs = self._inbox is not None and not self.answer.done and error is not None
         self._leave()
+        request, outbox = self.request, self._bus.outbox
+        if self._account.first is not None and not self._account.replay:
+            outbox.tell(request.id, self._account.delivery())
         if not runs:
             return
-        request, outbox = self.request, self._bus.outbox
         new = not request.life and not any(choice.known for choice in self.answer.choices)
         if isinstance(error, asyncio.CancelledError | ConnectionError):
             outbox.park(request.id, request.life, self._broken_by, request.traceparent)

@@ -9,6 +9,7 @@ from hashlib import sha256
 
 from pillion.bus import Connection, Keys, Reader
 from pillion.contracts.entries import SCHEMA, Record, Refusal, Request, Struct, Tokens
+from pillion.contracts.timeline import Delivery
 from pillion.gateway.answers import Answer, Head, Pieces
 from pillion.gateway.protocol.request import Output
 
@@ -58,6 +59,7 @@ class Standing:
     cancelled: bool  # for good, before it ended by itself
     record: Record | None  # what the lives before this one brought, or all of them
     refused: Refusal | None = None  # what it was given up with, for good
+    told: Delivery | None = None  # how its tokens came, in the last connection that ended
 
     @property
     def finished(self) -> bool:
@@ -99,11 +101,11 @@ class Heads:
     async def find(self, request: str) -> Standing | None:
         """None for who is unknown, or forgotten. Raises RedisError."""
         fields, tomb, kept = await self._connection.pipeline(
-            ("HMGET", self._keys.stream(request), "head", "owner", "life", "parked", "refused"),
+            ("HMGET", self._keys.stream(request), "head", "owner", "life", "parked", "refused", "told"),
             ("EXISTS", self._keys.tombstone(request)),
             ("GET", self._keys.record(request)),
         )
-        head, owner, life, parked, word = fields
+        head, owner, life, parked, word, told = fields
         if head is None:
             return None
         where = f"of request {request}"
@@ -112,7 +114,10 @@ class Heads:
         refused = None if word is None else self._read(word, Refusal, where)
         if known is None or (record is None) != (kept is None) or (refused is None) != (word is None):
             return None  # it cannot be taken up
-        return Standing(known, owner.decode(), int(life), parked == life, bool(tomb), record, refused)
+        delivery = None if told is None else self._read(told, Delivery, where)
+        return Standing(
+            known, owner.decode(), int(life), parked == life, bool(tomb), record, refused, delivery
+        )
 
     async def named(self, tenant: str, once: Once) -> str | None:
         """The request that was sent under the key. Raises RedisError."""

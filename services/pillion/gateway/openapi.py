@@ -87,7 +87,7 @@ def _operation(path: str, method: str, limits: Mapping[str, Mapping[str, Any]], 
         operation["security"] = [{"admin": []}]
     elif path not in OPEN:
         operation["security"] = [{"key": []}, {}]
-    name = path.partition("{")[2].removesuffix("}")
+    name = path.partition("{")[2].partition("}")[0]
     if name:
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": limits.get(name) or _TEXT}

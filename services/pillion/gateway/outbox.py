@@ -13,8 +13,9 @@ import msgspec
 from pillion import clock
 from pillion.actors import Mailbox
 from pillion.bus import UNREACHABLE, Connection, Durable, Keys, retrying
-from pillion.bus.scripts import FORGET, SUBMIT, TAKE_UP
+from pillion.bus.scripts import FORGET, SUBMIT, TAKE_UP, TELL
 from pillion.contracts.entries import Cancel, Control, Refusal, Request, StepOutput, encode
+from pillion.contracts.timeline import Delivery
 from pillion.gateway.heads import Once, Standing, StreamHead
 from pillion.gateway.protocol.errors import MOVED, ApiError, bus_gone, moved
 
@@ -39,6 +40,12 @@ class _Forget:
 
     keys: list[str]
     args: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tell:
+    request: str
+    delivery: Delivery
 
 
 class Outbox:
@@ -67,7 +74,7 @@ class Outbox:
         self._bound = bound
         self._retention = retention
         self._tombstone = int(max(TOMBSTONE, retention))
-        self._words: Mailbox[Cancel | _Forget] = Mailbox(1, control_capacity=WAITING)
+        self._words: Mailbox[Cancel | _Forget | _Tell] = Mailbox(1, control_capacity=WAITING)
         self._dropped = 0  # words since Redis was there last
         self._sent: deque[tuple[float, Cancel]] = deque(maxlen=RECENT)
         self._alive = keys.lease(f"gateway:{gateway}")
@@ -159,7 +166,11 @@ class Outbox:
             keys.append(self._keys.once(request.tenant, once.name))
         self._put(_Forget(keys, [claim, request.id]))
 
-    def _put(self, word: Cancel | _Forget) -> None:
+    def tell(self, request: str, delivery: Delivery) -> None:
+        """Keeps with a request's head how its tokens came, as soon as Redis can be told."""
+        self._put(_Tell(request, delivery))
+
+    def _put(self, word: Cancel | _Forget | _Tell) -> None:
         if len(self._words) >= WAITING:
             self._words.take()
             self._dropped += 1
@@ -175,12 +186,12 @@ class Outbox:
         while (word := self._words.take()) is not None:
             await self._send([word])
 
-    async def _send(self, words: list[Cancel | _Forget]) -> None:
+    async def _send(self, words: list[Cancel | _Forget | _Tell]) -> None:
         while len(words) < BATCH and (more := self._words.take()) is not None:
             words.append(more)
         commands: list[tuple[object, ...]] = []
         for word in words:
-            if isinstance(word, _Forget):
+            if not isinstance(word, Cancel):
                 continue
             # The tombstone first: whoever reads the request's entry after this cancel finds it.
             if word.park:
@@ -195,6 +206,9 @@ class Outbox:
         for word in words:
             if isinstance(word, _Forget):
                 await retrying("forget", partial(FORGET, self._connection, word.keys, word.args))
+            elif isinstance(word, _Tell):
+                keys, args = [self._keys.stream(word.request)], [encode(word.delivery)]
+                await retrying("tell", partial(TELL, self._connection, keys, args))
         if self._dropped:
             log.warning(
                 "%d cancels found no room while Redis was away: those requests end by themselves",

@@ -394,7 +394,7 @@ class Core:
             plan = self._compose(now)
             if plan is None:
                 return
-            out.plans.append(SendPlan(plan))
+            out.plans.append(SendPlan(plan, self._flights[-1].predicted))
 
     def _due(self, now: float) -> bool:
         if self._roster is None or len(self._flights) >= IN_FLIGHT:

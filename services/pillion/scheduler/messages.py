@@ -137,6 +137,7 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class SendPlan:
     plan: Plan
+    predicted: float = 0.0  # seconds, all its steps
 
 
 @dataclass(frozen=True, slots=True)

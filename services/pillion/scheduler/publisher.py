@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pillion import clock
 from pillion.actors import Exit, Stop
@@ -42,6 +43,7 @@ class Step:
     items: tuple[Tokens, ...]
     finished: tuple[str, ...]
     parked: tuple[str, ...] = ()
+    timelines: Mapping[str, bytes] = field(default_factory=dict)  # of those that finished or are parked
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class Publisher:
             if opened is not None:
                 shares.setdefault(opened.request.gateway, []).append(item)
         folded = [
-            (*self._ledger.close(request, parked), parked)
+            (*self._ledger.close(request, parked, step.timelines.get(request, b"")), parked)
             for requests, parked in ((step.finished, False), (step.parked, True))
             for request in requests
             if request in self._ledger

@@ -22,7 +22,9 @@ from pillion.contracts.entries import Cancel, Facts, Heartbeat
 from pillion.scheduler.beat import Beat, heartbeat
 from pillion.scheduler.control import DRAINING, Controls
 from pillion.scheduler.core import Core
+from pillion.scheduler.explaining import Explaining
 from pillion.scheduler.gateways import Gateways
+from pillion.scheduler.history import History
 from pillion.scheduler.intake import Intake
 from pillion.scheduler.link import Link
 from pillion.scheduler.messages import (
@@ -77,6 +79,7 @@ class Service:
         self.lease = Lease(lease, self.keys, f"replica:{replica}", config.scheduler.lease_seconds)
         self.core = Core(config.scheduler)
         self._recorder = _recorder(config.scheduler)
+        self.history = History(config.scheduler)
         self.ledger = Ledger()
         self.observer = Observer()
         self._read = Reader(self.observer.metrics.unreadable)
@@ -100,6 +103,7 @@ class Service:
             self.ledger,
             lambda request: put(Cancelled(request.id, park=True, life=request.life)),
         )
+        self.explaining = Explaining(beat, self.keys, replica, self.history, self.ledger)
         self.data = Watch(watch, self.keys, self._data)
         self._cancels = Tail(cancel, self.keys.cancel)
         self._recovered = asyncio.Event()
@@ -162,6 +166,7 @@ class Service:
             seconds.observe(time.perf_counter() - start)
             if self._recorder is not None:
                 self._recorder.put(event, now, commands)
+            self.history.heard(event, now, commands)
             match event:
                 case StepDone():
                     self.observer.returned(event)
@@ -172,6 +177,8 @@ class Service:
                     self._facts = None
                 case Ordered():
                     self.controls.done(event)
+                    if event.word.explain:
+                        self.explaining.asked(event.word.explain)
             for command in commands:
                 match command:
                     case SendPlan():
@@ -182,7 +189,13 @@ class Service:
                         self.spans.parked(command.parked)
                         self.observer.metrics[names.PARKED].inc(len(command.parked))
                         await self.publisher.put(
-                            Step(command.step, command.items, command.finished, command.parked)
+                            Step(
+                                command.step,
+                                command.items,
+                                command.finished,
+                                command.parked,
+                                self.explaining.closed((*command.finished, *command.parked)),
+                            )
                         )
                     case Refuse():
                         await self._refuse(command)
@@ -332,6 +345,7 @@ async def run(config: Config) -> int:
             tasks.create_task(service.beat.run())
             tasks.create_task(service.gateways.run())
             tasks.create_task(service.data.run())
+            tasks.create_task(service.explaining.run())
 
     async def led() -> None:
         try:

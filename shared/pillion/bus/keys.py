@@ -47,8 +47,9 @@ class Keys:
 
     def stream(self, request: str) -> str:
         """Hash, the request's head: `head` (what any gateway needs to answer it), `owner` (the gateway that
-        does), `claim` (by which connection), `life`, `parked` (the last life that runs no more), and
-        `refused` (the refusal with which it ended for good) where it did.
+        does), `claim` (by which connection), `life`, `parked` (the last life that runs no more),
+        `refused` (the refusal with which it ended for good) where it did, and `told` (how its tokens went to
+        its client, in the last connection that ended).
         """
         return self._key("stream", request)
 
@@ -97,6 +98,10 @@ class Keys:
     def record(self, request: str) -> str:
         """The folded journal of a finished or parked request."""
         return self._key("record", request)
+
+    def explained(self, request: str) -> str:
+        """A running request's timeline, for a moment: for the gateway that asked for it."""
+        return self._key("explained", request)
 
     def lease(self, holder: str) -> str:
         """Holds the epoch of the living holder."""

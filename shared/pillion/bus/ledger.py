@@ -141,11 +141,12 @@ class Ledger:
             if opened is not None:
                 opened.choice(item.choice).add(item)
 
-    def close(self, request: str, parked: bool = False) -> tuple[Opened, Record]:
+    def close(self, request: str, parked: bool = False, timeline: bytes = b"") -> tuple[Opened, Record]:
         """The request, no longer held here: finished, or parked. Raises KeyError."""
         opened = self._opened.pop(request)
         choices = range(len(opened.request.prompts) * opened.request.n)
-        return opened, Record(request, tuple(opened.choice(index).record(parked) for index in choices))
+        folded = tuple(opened.choice(index).record(parked) for index in choices)
+        return opened, Record(request, folded, timeline)
 
     def by_gateway(self) -> dict[str, list[Request]]:
         """Opened requests by the gateway that waits for them."""

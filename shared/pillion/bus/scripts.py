@@ -309,3 +309,9 @@ if redis.call('HGET', KEYS[1], 'claim') == ARGV[1] then redis.call('DEL', KEYS[1
 if KEYS[2] and redis.call('GET', KEYS[2]) == ARGV[2] then redis.call('DEL', KEYS[2]) end
 return 1
 """)
+
+# How a request's tokens came to its client. KEYS head; ARGV that. No head comes back by this.
+TELL = Script("""
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+return redis.call('HSET', KEYS[1], 'told', ARGV[1])
+""")

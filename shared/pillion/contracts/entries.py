@@ -195,6 +195,7 @@ class Record(Struct, frozen=True):
 
     request: str
     choices: tuple[ChoiceRecord, ...]
+    timeline: bytes = b""  # of its last life: a pillion.contracts.timeline.Timeline, encoded
     v: int = SCHEMA
 
     @property
@@ -280,6 +281,7 @@ class Control(Struct, frozen=True):
     draining: bool | None = None  # no new work is to come, what is there goes on
     flush: bool = False  # forget the prefixes that are cached
     limits: StepLimits | None = None  # in the place of any before
+    explain: str = ""  # a request whose timeline is to be told, under `Keys.explained`
     v: int = SCHEMA
 
 

@@ -57,6 +57,31 @@ class Number(pydantic.BaseModel):
 told = client.chat.completions.parse(**CHAT | {"max_tokens": 64}, response_format=Number)
 check("parsed model", isinstance(told.choices[0].message.parsed, Number))
 
+
+class Weather(pydantic.BaseModel):
+    """What is called below."""
+
+    city: typing.Literal["Rome", "Oslo"]
+
+
+call = CHAT | {
+    "max_tokens": 64,
+    "tools": [openai.pydantic_function_tool(Weather, name="weather")],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
+with client.chat.completions.stream(**call) as stream:
+    deltas = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
+    (streamed,) = stream.get_final_completion().choices[0].message.tool_calls
+(called,) = client.chat.completions.parse(**call).choices[0].message.tool_calls
+check("tools", isinstance(called.function.parsed_arguments, Weather) and called.function.name == "weather")
+check(
+    "streamed tools",
+    streamed.function.parsed_arguments == called.function.parsed_arguments
+    and "".join(event.arguments_delta for event in deltas) == called.function.arguments
+    and len(deltas) > 1,
+)
+
 two = client.completions.create(model=MODEL, prompt=["One", "Two"], n=2, max_tokens=4, logprobs=2)
 check("completion", len(two.choices) == 4 and len(two.choices[3].logprobs.tokens) == 4)
 extra = client.completions.create(
@@ -70,6 +95,14 @@ for name, refused, kind, param in (
         lambda: client.chat.completions.create(**CHAT, top_p=5),
         openai.BadRequestError,
         "top_p",
+    ),
+    (
+        "contradiction",
+        lambda: client.completions.create(
+            model=MODEL, prompt="x", extra_body={"guided_regex": "[0-9]", "bad_words": [*"0123456789"]}
+        ),
+        openai.BadRequestError,
+        "guided_regex",
     ),
     (
         "unknown model",

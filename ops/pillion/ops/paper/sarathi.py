@@ -77,9 +77,9 @@ def iteration() -> Table:
         "the first row.",
         ("batch", *(f"{name}, {whose}" for name in _PARTS for whose in ("paper", "ours"))),
         tuple(rows),
-        "The linear part is 9 to 11 % above the paper's: GEMMs reach a little more than 0.7 of the peak "
+        "The linear part is 10 to 12 % above the paper's: GEMMs reach a little more than 0.7 of the peak "
         "there. The paper's"
-        " prefill attention took twice what FlashAttention-2 does (its kernels are of 2023). A rider "
+        " prefill attention took nearly twice what FlashAttention-2 does (its kernels are of 2023). A rider "
         "costs us the reading of"
         " its KV and no more.",
     )

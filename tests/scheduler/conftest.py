@@ -28,6 +28,7 @@ from pillion.scheduler.messages import (
     Woken,
 )
 from pillion.scheduler.plan import Draft
+from pillion.steptime import StepTime
 
 VOCABULARY = 1000
 END = 999
@@ -319,10 +320,10 @@ class Drive:
         stream.error = item.error
         self.times.setdefault((item.request, item.choice), []).extend([self.now] * len(item.tokens))
 
-    def connect(self, the_facts: Facts | None = None) -> None:
+    def connect(self, the_facts: Facts | None = None, measured: StepTime | None = None) -> None:
         self.facts = the_facts or self.facts
         self.executor = Executor(self.facts)
-        self.handle(Connected(self.facts))
+        self.handle(Connected(self.facts, measured))
 
     def disconnect(self) -> None:
         self.executor = None

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from pillion.config import Scheduler
 from pillion.contracts.entries import Facts, StepLimits
-from pillion.steptime import Work
+from pillion.steptime import StepTime, Work
 
+from .correction import Corrected
 from .cost import CostModel
 
 
@@ -38,16 +39,17 @@ def limited(settings: Scheduler, limits: StepLimits) -> Scheduler:
 
 
 UNKNOWN = Outlook(0.0, 0, 0.0, 0.0)
-_LEARNED = 3  # steps after which the cost model is believed
+LEAST_LEFT = 0.5  # share of the target that a step may take however late a stream is: prompts go on
 _CONTEXT = 256  # positions of a decode, where none runs to tell
 
 
 class Budget:
-    """The largest multiple of the tile whose predicted time keeps the target, if there is one."""
+    """The largest multiple of the tile whose predicted time fits what the tightest stream has left."""
 
-    def __init__(self, settings: Scheduler, facts: Facts) -> None:
+    def __init__(self, settings: Scheduler, facts: Facts, measured: StepTime | None = None) -> None:
+        """`measured`: the executor's cost model; without one, one is learned."""
         self.tile = min(settings.tile or facts.tile, facts.max_step_tokens)
-        self.cost = CostModel(self.tile)
+        self.cost: Corrected | CostModel = Corrected(measured) if measured else CostModel(self.tile)
         self.most = facts.max_step_tokens  # that a step can compute at all
         self.bound(settings)
         self._least = settings.min_prefill_share
@@ -58,12 +60,20 @@ class Budget:
         self.limit = min(settings.max_num_batched_tokens or self.most, self.most)
         target = settings.step_target
         self.target = inf if target is None else target
+        self._left = self.target
         self._grown = settings.max_step_seconds or 2 * self.target
         self._repeated = min(settings.multi_step_seconds, self.target)
 
+    def hurry(self, left: float) -> None:
+        """`left`: seconds until the first stream's next token is due, counted from when the next step begins.
+
+        Those that are late already do not stop the prompts, nor do streams that are early make a step longer.
+        """
+        self._left = min(max(left, LEAST_LEFT * self.target), self.target)
+
     def allow(self, decodes: int, context: int, prefill_start: int | None) -> Allowance:
         """`context`: the decodes' positions. `prefill_start`: where the first prompt goes on, if any."""
-        budget = self._within(self.target if decodes else self._grown, decodes, context, prefill_start or 0)
+        budget = self._within(self._left if decodes else self._grown, decodes, context, prefill_start or 0)
         return self.share(budget, decodes, prefill_start is not None)
 
     def share(self, budget: int, decodes: int, prompts: bool) -> Allowance:
@@ -90,32 +100,40 @@ class Budget:
 
         `ahead`: seconds that the plans in flight still take.
         """
-        if self.cost.steps < _LEARNED:
+        if not self.cost.known:
             return 1
-        return max(1, int((self._repeated - ahead) / max(self.cost.predict(work), 1e-6)))
+        return max(1, int((self._repeated - ahead) / self._seconds(work)))
 
     def outlook(self, decodes: int, context: int, slots: int) -> Outlook:
         """`context`: the decodes' positions in all; `slots`: the most sequences that may run."""
-        if self.cost.steps < _LEARNED:
+        if not self.cost.known:
             return UNKNOWN
-        rate, seconds, _ = self._full_step(decodes, context)
+        full, idle = self._full_step(decodes, context), self._full_step(0, 0)
+        seconds = self._seconds(full)
         mean = context / decodes if decodes else _CONTEXT
         low, high = 1, slots
         while low < high:
             middle = (low + high + 1) // 2
-            _, taken, carried = self._full_step(middle, int(middle * mean))
-            if carried == middle and taken <= self.target:
+            step = self._full_step(middle, int(middle * mean))
+            if step.decodes == middle and self.cost.bound(step) <= self.target:
                 low = middle
             else:
                 high = middle - 1
-        return Outlook(rate, low, seconds, self._full_step(0, 0)[0])
+        return Outlook(
+            prefill_rate=(full.rows - full.decodes) / seconds,
+            seats=low,
+            step_seconds=seconds,
+            idle_rate=idle.rows / self._seconds(idle),
+        )
 
-    def _full_step(self, decodes: int, context: int) -> tuple[float, float, int]:
-        """Prompt tokens/s, seconds and decodes of a step with as many prompt tokens as it may have."""
-        allowed = self.allow(decodes, context, 0)
-        work = _one_prompt(allowed.tokens, allowed.decodes, context, 0)
-        seconds = max(self.cost.predict(work), 1e-6)
-        return (work.rows - work.decodes) / seconds, seconds, allowed.decodes
+    def _full_step(self, decodes: int, context: int) -> Work:
+        """A step with as many prompt tokens as it may have."""
+        budget = self._within(self.target if decodes else self._grown, decodes, context, 0)
+        allowed = self.share(budget, decodes, True)
+        return _one_prompt(allowed.tokens, allowed.decodes, context, 0)
+
+    def _seconds(self, work: Work) -> float:
+        return max(self.cost.predict(work), 1e-6)
 
     def _within(self, seconds: float, decodes: int, context: int, start: int) -> int:
         tile = self.tile
@@ -124,7 +142,7 @@ class Budget:
         low, high = 1, self.limit // tile
         while low < high:
             middle = (low + high + 1) // 2
-            if self.cost.predict(_one_prompt(middle * tile, decodes, context, start)) <= seconds:
+            if self.cost.bound(_one_prompt(middle * tile, decodes, context, start)) <= seconds:
                 low = middle
             else:
                 high = middle - 1

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from pillion.config import Scheduler
 from pillion.contracts.entries import Control, Facts, Refusal, Request, Tokens
-from pillion.steptime import Work
+from pillion.steptime import StepTime, Work
 
 from . import policies
 from .blocks import Pool
 from .budget import UNKNOWN, Budget, limited
+from .correction import Corrected
 from .messages import (
     Cancelled,
     Command,
@@ -123,7 +124,7 @@ class Core:
             case StepFailed():
                 self._step_failed(event, now, out)
             case Connected():
-                self._connected(event.facts, out)
+                self._connected(event.facts, event.measured, out)
             case Disconnected():
                 self._disconnected(event.orderly, out)
             case Ordered():
@@ -137,7 +138,7 @@ class Core:
             commands.append(wake)
         return commands
 
-    def _connected(self, facts: Facts, out: Outbox) -> None:
+    def _connected(self, facts: Facts, measured: StepTime | None, out: Outbox) -> None:
         if self._roster is not None:
             self._disconnected(True, out)
         settings = self._settings
@@ -147,7 +148,7 @@ class Core:
         self._roster = Roster(
             self._waiting, pool, slots, settings.watermark, self._counters, self._policy.reserves
         )
-        self._budget = Budget(settings, facts)
+        self._budget = Budget(settings, facts, measured)
         self._step = 0
         for live in list(self._requests.values()):
             self._fit(live, out)
@@ -230,6 +231,7 @@ class Core:
             if sequence_or_none is None:
                 self._counters.late_results += 1
             else:
+                sequence_or_none.told = now
                 self._result(self._roster, sequence_or_none, row, event.step, out)
 
     def _result(self, roster: Roster, sequence: Sequence, row: RowResult, step: int, out: Outbox) -> None:
@@ -424,6 +426,8 @@ class Core:
     def _compose(self, now: float) -> Plan | None:
         assert self._roster is not None and self._budget is not None
         suspect = self._roster.suspect = self._suspects[0] if self._suspects else None
+        ahead = max(self._started + self._flights[0].predicted - now, 0.0) if self._flights else 0.0
+        self._budget.hurry(self._left(now + ahead))
         while True:
             draft = Draft(self._step + 1)
             allowed = self._policy.compose(self._roster, draft, self._budget)
@@ -436,7 +440,6 @@ class Core:
             # Nobody can go on and nothing will return: the latest, lowest gives its blocks to the others.
             prefilling = self._roster.prefilling
             self._roster.preempt(max(prefilling or running, key=lambda sequence: sequence.rank), draft)
-        ahead = max(self._started + self._flights[0].predicted - now, 0.0) if self._flights else 0.0
         repeat(draft, self._roster, self._budget, ahead)
         plan = draft.finish(self._roster.releases(), allowed)
         self._step = draft.step
@@ -455,6 +458,17 @@ class Core:
             )
         )
         return plan
+
+    def _left(self, begins: float) -> float:
+        """Seconds that the tightest stream has left for a step that begins then.
+
+        Who is in the plan in flight gets a token from it as the next step begins, and has the whole target
+        left. The others have had to wait since their last token.
+        """
+        assert self._roster is not None and self._budget is not None
+        returned = self._roster.returned
+        waiting = [sequence.told for sequence in self._roster.decoding if sequence.step <= returned]
+        return self._budget.target - max(begins - min(waiting, default=begins), 0.0)
 
     def _adjust_lead(self, idle: float, flight: Flight) -> None:
         """`idle`: the executor's wait for this plan, or the way to it and back when none was in flight."""
@@ -484,6 +498,7 @@ class Core:
         counters, roster = self._counters, self._roster
         pool = roster.pool if roster else None
         running = roster.running if roster else []
+        cost = self._budget.cost if self._budget else None
         outlook = UNKNOWN
         if roster is not None and self._budget is not None:
             context = sum(sequence.computed for sequence in roster.decoding)
@@ -515,6 +530,8 @@ class Core:
             seats=outlook.seats,
             step_seconds=outlook.step_seconds,
             idle_rate=outlook.idle_rate,
+            cost_model=cost.hash if isinstance(cost, Corrected) else "",
+            factors=cost.factors if cost else (1.0, 1.0),
             step_limit=self._budget.limit if self._budget else 0,
             step_target=self._settings.step_target or 0.0,
         )

@@ -17,8 +17,13 @@ PRIOR = (0.010, 0.05, 0.01)  # before the first step: 10 ms + 0.5 ms a row + 0.1
 STIFFNESS = (1e-3, 1e-3, 1e-3)  # weight of the prior against one step
 
 
+LEARNED = 3  # steps after which it is believed
+
+
 class CostModel:
-    """Predicts a step's seconds."""
+    """Predicts a step's seconds where no model was measured."""
+
+    factors = 1.0, 1.0  # what it learns is in its coefficients
 
     def __init__(self, tile: int) -> None:
         self._tile = tile
@@ -27,13 +32,22 @@ class CostModel:
         self.coefficients = PRIOR
         self.steps = 0
 
+    @property
+    def known(self) -> bool:
+        """Whether it can be believed."""
+        return self.steps >= LEARNED
+
     def predict(self, work: Work) -> float:
         base, rows, pairs = self.coefficients
         return base + rows * ROWS * self._padded(work.rows) + pairs * PAIRS * (work.context + work.pairs)
 
+    def bound(self, work: Work) -> float:
+        """What a step is expected to keep."""
+        return self.predict(work)
+
     def learn(self, work: Work, seconds: float) -> None:
         """Takes in one measured step."""
-        if self.steps >= 3:
+        if self.known:
             seconds = min(seconds, OUTLIER * self.predict(work))
         self.steps += 1
         x = (1.0, ROWS * self._padded(work.rows), PAIRS * (work.context + work.pairs))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pillion.contracts.entries import Control, Facts, Refusal, Request, TokenLogprob, Tokens
+from pillion.steptime import StepTime
 
 # --- events: what happened -------------------------------------------------------------------------
 
@@ -12,6 +13,7 @@ class Connected:
     """An executor attached; its slots are empty. The block pool is built from these facts."""
 
     facts: Facts
+    measured: StepTime | None = None  # its cost model, if there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class Snapshot:
     seats: int  # sequences that can run within the time target; 0: not known yet
     step_seconds: float  # of a full step
     idle_rate: float  # prefill_rate with no decodes
+    cost_model: str  # the hash of the one that was measured; empty where one is learned
+    factors: tuple[float, float]  # by which it is corrected: what is likely, what is seldom exceeded
     step_limit: int  # most tokens a step; 0 while no executor is attached
     step_target: float  # seconds that a step with decodes may take; 0: any
 

@@ -1,6 +1,7 @@
 """One prompt with the tokens generated for it, and the states it goes through."""
 
 from enum import Enum, auto
+from math import inf
 
 from pillion.contracts.entries import Request
 
@@ -64,6 +65,7 @@ class Sequence:
         "step",
         "taken",
         "tokens",
+        "told",
     )
 
     def __init__(
@@ -95,6 +97,7 @@ class Sequence:
         self.incarnation = 0  # of the last take; 0 before the first
         self.step = 0  # the last plan that named it or gave it blocks
         self.taken = 0  # the plan that gave it its slot last
+        self.told = inf  # when its last token came; none has yet
         self.slot = -1
         self.allow(max_tokens)
         self.clear()

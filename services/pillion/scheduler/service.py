@@ -27,6 +27,7 @@ from pillion.scheduler.gateways import Gateways
 from pillion.scheduler.history import History
 from pillion.scheduler.intake import Intake
 from pillion.scheduler.link import Link
+from pillion.scheduler.measured import Measured
 from pillion.scheduler.messages import (
     Cancelled,
     Connected,
@@ -66,7 +67,7 @@ class Service:
     """One replica's scheduler, once the lease is held."""
 
     def __init__(self, config: Config, url: str) -> None:
-        """Raises ConfigError for certificates or a folder that cannot be used."""
+        """Raises ConfigError for certificates, a folder or a cost model that cannot be used."""
         replica = config.scheduler.replica
         self.config = config
         self.replica = replica
@@ -89,7 +90,8 @@ class Service:
         self.controls = Controls(control, self.keys, replica, self.lease, put, self._read)
         self.beat = Beat(beat, self.keys, self._heartbeat)
         access = Access(config.executor)
-        self.link = Link(executor_address(config), replica, put, access)
+        self._measured = Measured(config)
+        self.link = Link(executor_address(config), replica, self._heard, access)
         consumer = ids.process_id()
         retention = config.scheduler.journal_retention
         self.publisher = Publisher(publish, self.keys, replica, self.lease, self.ledger, retention, consumer)
@@ -113,6 +115,11 @@ class Service:
         self._timer: asyncio.TimerHandle | None = None
 
     # --- events in ---------------------------------------------------------------------------------
+
+    def _heard(self, event: Event) -> None:
+        if isinstance(event, Connected):
+            event = Connected(event.facts, self._measured.of(event.facts))
+        self.mailbox.put_control(event)
 
     async def _accept(self, opened: Opened, cancelled: Cancelled | None) -> None:
         milliseconds, _, _ = opened.entry.partition("-")

@@ -249,6 +249,13 @@ class Scheduler(Section, frozen=True):
             ge=0,
         ),
     ] = 0.02
+    cost_model: Annotated[
+        str,
+        Meta(
+            description="what tells how long a step will take: `auto`: the file that `pillion profile` left"
+            " for this model and machine, else what steps took so far; `none`: that alone; or a file"
+        ),
+    ] = "auto"
     tile: Annotated[
         Positive | None, Meta(description="rows at whose multiples the GEMMs are efficient [the executor's]")
     ] = None

@@ -158,6 +158,14 @@ STEP_TARGET = Metric(
     "scheduler",
     "What a step with decodes may take, as configured or as an administrator wants it; 0: any time.",
 )
+STEP_CORRECTION = Metric(
+    "pillion_step_correction_ratio",
+    "gauge",
+    "scheduler",
+    "By what the measured cost model is corrected, 0.5 to 2: `middle` is what steps take over what it says,"
+    " `high` what one in twenty exceeds, from which budgets are made; 1 where the model is learned.",
+    ("quantile",),
+)
 CHUNK_TOKENS = Metric("pillion_chunk_tokens", "histogram", "scheduler", "Prompt tokens a chunk.", (), _TOKENS)
 SEQUENCES = Metric("pillion_sequences", "gauge", "scheduler", "Sequences by state.", ("state",))
 PREEMPTIONS = Metric("pillion_preemptions_total", "counter", "scheduler", "Preemptions of running sequences.")

@@ -6,6 +6,7 @@ core: it takes in a step's results, publishes their tokens and plans the next st
 
 import statistics
 import time
+from pathlib import Path
 
 import click
 
@@ -13,6 +14,7 @@ from pillion.config import Scheduler
 from pillion.contracts.entries import Facts, Request, Sampling
 from pillion.scheduler.core import Core
 from pillion.scheduler.messages import Connected, Plan, RowResult, SendPlan, StepDone, Submitted
+from pillion.steptime import StepTime, load
 
 BLOCK = 16
 STEP_SECONDS = 0.02
@@ -22,15 +24,22 @@ STEP_SECONDS = 0.02
 @click.option("--sequences", default=256, show_default=True, help="running sequences")
 @click.option("--steps", default=500, show_default=True, help="measured steps")
 @click.option("--prompts", default=0, show_default=True, help="2000-token prompts that arrive as well")
-def main(sequences: int, steps: int, prompts: int) -> None:
+@click.option(
+    "--cost-model",
+    type=click.Path(path_type=Path),
+    help="file by `pillion profile`  [learned from the steps]",
+)
+def main(sequences: int, steps: int, prompts: int, cost_model: Path | None) -> None:
     """Prints median and p99 of the time from a step's results to the plan that follows."""
-    seconds, tokens = measure(sequences, steps, prompts)
+    seconds, tokens = measure(sequences, steps, prompts, load(cost_model) if cost_model else None)
     p99 = statistics.quantiles(seconds, n=100)[98]
     click.echo(f"{sequences} running sequences, {prompts} prompts, {tokens} tokens in the last step")
     click.echo(f"results to plan: median {statistics.median(seconds) * 1e3:.3f} ms, p99 {p99 * 1e3:.3f} ms")
 
 
-def measure(sequences: int, steps: int, prompts: int) -> tuple[list[float], int]:
+def measure(
+    sequences: int, steps: int, prompts: int, measured: StepTime | None = None
+) -> tuple[list[float], int]:
     """Seconds of each measured step, and the last plan's tokens."""
     length = 100 + 2 * steps
     facts = Facts(
@@ -48,7 +57,7 @@ def measure(sequences: int, steps: int, prompts: int) -> tuple[list[float], int]
         backend="none",
     )
     core = Core(Scheduler(max_num_seqs=2 * (sequences + prompts), max_num_batched_tokens=512))
-    core.handle(Connected(facts), 0.0)
+    core.handle(Connected(facts, measured), 0.0)
     now = 0.0
     plans: list[Plan] = []
     incarnations: dict[int, int] = {}

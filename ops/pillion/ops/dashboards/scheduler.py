@@ -102,6 +102,12 @@ DASHBOARD = Dashboard(
             "s",
         ),
         Panel(
+            "Correction of the cost model",
+            "What steps take over what the measured cost model says. At 0.5 or 2 it is another machine's: run"
+            " `pillion profile` again. Far apart, the cores are shared: budgets are small for that.",
+            (Query(select(names.STEP_CORRECTION), "{{instance}} {{quantile}}"),),
+        ),
+        Panel(
             "Time to schedule",
             "One event, planning included. It runs beside the step before: above a few ms it delays steps;"
             " look whether the process has a core of its own.",

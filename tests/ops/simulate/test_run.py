@@ -154,6 +154,20 @@ def test_s47_a_chat_does_not_wait_two_grown_steps(sim, cores):
     assert len(chat) > 15 and max(0.005 + 0.0005 * plan.tokens for plan in chat) <= 0.11
 
 
+def test_a_scheduler_that_knows_its_steps_keeps_their_target_from_the_first(sim, cores):
+    model = sim.step_time(ratios=())
+    tight = {"max_num_batched_tokens": None, "slo_tbt": 0.03}
+    burst = [Arrival(index / 100, 300, 20) for index in range(30)]
+    for known in (model, None):
+        sim.simulate(sim.asked(model=model, scheduler=tight, known=known), iter(burst))
+    assert cores[0].snapshot().cost_model == model.hash and cores[1].snapshot().cost_model == ""
+    first_known, first_learned = (plans(core)[0].tokens for core in cores)
+    assert (
+        first_known == 300 > first_learned
+    )  # with nothing to protect 60 ms may pass: it knows that all fits
+    assert max(plan.tokens for plan in plans(cores[0]) if plan.decodes) <= 208  # 10 ms + 0.1 ms a row
+
+
 def test_prefixes_of_a_group_are_found(sim):
     shape = Shape(Between(200, 300), Between(2, 4))
     groups = (

@@ -39,7 +39,7 @@ from .told import report
 
 LOAD = (
     *("cost_model", "trace", "lengths", "arrivals", "rate", "cv", "clients", "think", "scale", "requests"),
-    *("seconds", "admission", "residuals", "seed", "repeats", "output"),
+    *("seconds", "admission", "residuals", "learn", "seed", "repeats", "output"),
 )
 """What a simulation is asked for beside the settings."""
 
@@ -134,6 +134,7 @@ def simulation(config: Config, model: StepTime, asked: dict[str, Any], seed: int
         seed=seed,
         replicas=config.stack.replicas,
         admission=asked["admission"],
+        known=None if asked["learn"] else model,
         horizon=asked["seconds"],
     )
 

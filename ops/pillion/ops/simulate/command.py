@@ -50,6 +50,11 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     default=True,
     help="steps scatter about the cost model as measured ones did  [on]",
 )
+@click.option(
+    "--learn",
+    is_flag=True,
+    help="schedulers learn how long steps take, as where nobody profiled  [they know the cost model]",
+)
 @click.option("--seed", default=1, metavar="N", help="of all that is drawn  [1]")
 @click.option(
     "--repeats",

@@ -17,7 +17,7 @@ from pillion.scheduler.messages import (
     WakeAt,
     Woken,
 )
-from pillion.steptime import Ways
+from pillion.steptime import StepTime, Ways
 
 from .clock import Clock
 from .executor import Executor, Ran
@@ -65,8 +65,9 @@ class Replica:
         self._wake: float | None = None
         self._told = 0.0  # when clients get what the core publishes now
 
-    def connect(self) -> None:
-        self.handle(Connected(self.facts))
+    def connect(self, known: StepTime | None = None) -> None:
+        """`known`: the cost model that its scheduler has of it."""
+        self.handle(Connected(self.facts, known))
 
     def submit(self, request: Request) -> None:
         self._told = self._clock.now

@@ -40,6 +40,7 @@ class Simulation:
     seed: int = 1
     replicas: int = 1
     admission: bool = False  # with the real policy before the replicas; always where there are several
+    known: StepTime | None = None  # what schedulers know of steps' times; none: they learn
     horizon: float | None = None  # seconds after which what has not ended is unfinished
 
 
@@ -104,7 +105,7 @@ def simulate(
         replicas.append(Replica(name, core, executor, asked.facts, asked.ways, clock, listener))
         if admitted is not None:
             admitted.add(replicas[-1])
-        replicas[-1].connect()
+        replicas[-1].connect(asked.known)
     submit = admitted.submit if admitted is not None else replicas[0].submit
     clients.start(lambda request: clock.at(clock.now + asked.ways.inward, submit, request))
     cores = [replica.core.snapshot for replica in replicas]

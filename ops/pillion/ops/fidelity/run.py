@@ -25,6 +25,7 @@ from pillion.ops.report import Figure, Report, Table
 from pillion.ops.simulate.clients import MODEL
 from pillion.ops.simulate.run import Simulation, simulate
 from pillion.ops.traces import Arrival
+from pillion.scheduler.measured import Measured
 from pillion.steptime import StepTime
 
 from .compared import Compared, compared
@@ -88,6 +89,7 @@ def simulated(
         seed=seed,
         replicas=config.stack.replicas,
         admission=True,
+        known=Measured(config).of(facts),
         horizon=due[-1].at + DRAIN,
     )
     return simulate(asked, iter(due)).tally

@@ -7,6 +7,7 @@ import msgspec
 
 from pillion.config import Config, ConfigError, load
 from pillion.ops.bench.traffic_command import traffic
+from pillion.ops.capacity.command import capacity
 from pillion.ops.compare import compare
 from pillion.ops.explain.command import explain
 from pillion.ops.fetch import fetch
@@ -281,6 +282,7 @@ def bench_quality(config: str | None, text: str | None, output: str | None, **fl
 
 
 bench.add_command(traffic)
+main.add_command(capacity)
 main.add_command(compare)
 main.add_command(profile)
 main.add_command(simulate)

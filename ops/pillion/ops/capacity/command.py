@@ -1,0 +1,77 @@
+"""`pillion capacity`."""
+
+from typing import Any
+
+import click
+
+from pillion.ops.bench.traffic_command import DRAWN, POSITIVE, address, common
+from pillion.ops.options import Command, config_options, configure, fail
+
+_OWN = ("trace", "lengths", "ttft", "tbt", "delay", "drain", "start", "tolerance", "probes", "repeats")
+
+
+@click.command("capacity", cls=Command)
+@click.option(
+    "--cost-model", metavar="FILE", help="simulate with this cost model, as `pillion profile` keeps it"
+)
+@click.option("--requests", type=click.IntRange(1), metavar="N", help="of each probe  [100; simulated 1000]")
+@click.option(
+    "--delay",
+    default=2.0,
+    type=POSITIVE,
+    metavar="X",
+    help="target of the median scheduling delay, seconds  [2]",
+)
+@click.option("--start", default=1.0, type=POSITIVE, metavar="X", help="first rate, requests a second  [1]")
+@click.option(
+    "--tolerance",
+    default=0.05,
+    type=POSITIVE,
+    metavar="X",
+    help="search until it is this near, as a share  [0.05]",
+)
+@click.option(
+    "--probes", default=14, type=click.IntRange(2), metavar="N", help="most rates of one search  [14]"
+)
+@click.option(
+    "--repeats", default=1, type=click.IntRange(1), metavar="N", help="searches with other requests  [1]"
+)
+@common
+@config_options("capacity")
+def capacity(config: str | None, **flags: Any) -> None:
+    """Find the highest rate of requests that keeps P99 TBT and the median scheduling delay.
+
+    Of a running server; or, with --cost-model, of the settings, by simulation. All probes have the same
+    requests in the same order, only further apart or closer.
+    """
+    try:
+        import uvloop
+
+        from pillion.ops.bench.offered import NoLoad, offered
+        from pillion.ops.bench.server import NoServer
+        from pillion.ops.capacity.find import NoCapacity
+        from pillion.ops.capacity.live import live
+        from pillion.ops.capacity.simulated import simulated
+        from pillion.ops.report import NoReport, tell, write
+        from pillion.ops.traces import BadTrace
+        from pillion.steptime import CostModelError
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed; pip install 'pillion[bench,scheduler]'", 1)
+    asked = {name: flags.pop(name) for name in _OWN}
+    model, url, output = (flags.pop(name) for name in ("cost_model", "url", "output"))
+    server = {name: flags.pop(name) for name in ("model", "metrics")}
+    limits = {name: flags.pop(name) for name in DRAWN}
+    if model is not None and url is not None:
+        fail("give --url or --cost-model, not both", 2)
+    limits["requests"] = limits["requests"] or (100 if model is None else 1000)
+    loaded = configure(flags, config)
+    try:
+        load = offered(asked.pop("trace"), asked.pop("lengths"), (asked["start"],), limits=limits)
+        if model is None:
+            url, key = address(loaded, url)
+            report = uvloop.run(live(loaded, url, load, api_key=key, **server, **asked))
+        else:
+            report = uvloop.run(simulated(loaded, model, load, **asked))
+        tell(report, write(report, output) if output else ())
+    except (NoCapacity, NoServer, NoLoad, BadTrace, CostModelError, NoReport) as error:
+        fail(str(error), 1)

@@ -15,6 +15,7 @@ from pillion.ops.options import Command, config_options, configure, fail
 from pillion.ops.profile.command import profile
 from pillion.ops.replay.command import replay
 from pillion.ops.simulate.command import simulate
+from pillion.ops.tune.command import tune
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -286,6 +287,7 @@ main.add_command(capacity)
 main.add_command(compare)
 main.add_command(profile)
 main.add_command(simulate)
+main.add_command(tune)
 
 
 @main.group("config", cls=_Group)

@@ -45,6 +45,7 @@ ONLY = {
     ),
     "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),
 }
+ONLY["capacity"] = (*ONLY["bench traffic"], *ONLY["simulate"])
 """The settings that a command which runs no service looks at."""
 
 

@@ -1,16 +1,19 @@
 """The search finds the highest rate that keeps, a report shows each probe, and both ways use the same."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pillion.ops.capacity.find import NoCapacity, Tried, find
+from pillion.ops.capacity.find import Asked, NoCapacity, Tried, find
 from pillion.ops.capacity.search import Targets, missed, search
 from pillion.ops.capacity.told import report
 from pillion.ops.measure import Outcome, Slo, Tally
 
 TARGETS = Targets(tbt=0.2, delay=2.0)
 SLO = Slo(3.0, 0.2)
+ASKED = Asked(TARGETS, SLO, probes=20, repeats=2)
 
 
 def searched(capacity: float, start: float, tolerance: float, most: int) -> tuple[float | None, list[float]]:
@@ -73,11 +76,11 @@ async def test_every_search_is_told_with_its_evidence() -> None:
         slow = 0.02 * rate * (1.0 if repeat == 0 else 10 / 9)
         return Tried(tally(tbt=slow, finished=100), 100 / rate, None, (f"note {repeat}",))
 
-    capacities, probes = await find(attempt, TARGETS, start=1.0, tolerance=0.05, most=20, repeats=2)
+    capacities, probes = await find(attempt, ASKED)
     assert capacities[0] == pytest.approx(10, rel=0.06) and capacities[1] == pytest.approx(9, rel=0.06)
     assert numbers == list(range(len(probes)))
     assert next(probe.rate for probe in probes if probe.repeat == 1) == capacities[0]
-    made = report("Capacity", {"seed": 1}, capacities, probes, TARGETS, SLO)
+    made = report("Capacity", {"seed": 1}, capacities, probes, ASKED)
     assert made.summary[0].name == "capacity" and made.summary[0].values == capacities
     evidence = made.tables[0]
     assert len(evidence.rows) == len(probes)
@@ -98,4 +101,4 @@ async def test_no_rate_that_keeps_is_said() -> None:
         return Tried(tally(tbt=9.0), 1.0)
 
     with pytest.raises(NoCapacity, match=r"no rate from 0.25 requests/s on keeps .* P99 TBT 9 s"):
-        await find(attempt, TARGETS, start=1.0, tolerance=0.05, most=3, repeats=1)
+        await find(attempt, replace(ASKED, probes=3, repeats=1))

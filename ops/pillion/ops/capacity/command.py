@@ -7,7 +7,7 @@ import click
 from pillion.ops.bench.traffic_command import DRAWN, POSITIVE, address, common
 from pillion.ops.options import Command, config_options, configure, fail
 
-_OWN = ("trace", "lengths", "ttft", "tbt", "delay", "drain", "start", "tolerance", "probes", "repeats")
+_SEARCH = ("start", "tolerance", "probes", "repeats", "drain")
 
 
 @click.command("capacity", cls=Command)
@@ -49,29 +49,35 @@ def capacity(config: str | None, **flags: Any) -> None:
 
         from pillion.ops.bench.offered import NoLoad, offered
         from pillion.ops.bench.server import NoServer
-        from pillion.ops.capacity.find import NoCapacity
+        from pillion.ops.capacity.find import Asked, NoCapacity
         from pillion.ops.capacity.live import live
+        from pillion.ops.capacity.search import Targets
         from pillion.ops.capacity.simulated import simulated
+        from pillion.ops.measure import Slo
         from pillion.ops.report import NoReport, tell, write
         from pillion.ops.traces import BadTrace
         from pillion.steptime import CostModelError
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed; pip install 'pillion[bench,scheduler]'", 1)
-    asked = {name: flags.pop(name) for name in _OWN}
-    model, url, output = (flags.pop(name) for name in ("cost_model", "url", "output"))
+    cost, url, output = (flags.pop(name) for name in ("cost_model", "url", "output"))
+    trace, lengths, ttft, tbt, delay = (
+        flags.pop(name) for name in ("trace", "lengths", "ttft", "tbt", "delay")
+    )
+    how = {name: flags.pop(name) for name in _SEARCH}
     server = {name: flags.pop(name) for name in ("model", "metrics")}
     limits = {name: flags.pop(name) for name in DRAWN}
-    if model is not None and url is not None:
+    if cost is not None and url is not None:
         fail("give --url or --cost-model, not both", 2)
-    limits["requests"] = limits["requests"] or (100 if model is None else 1000)
+    limits["requests"] = limits["requests"] or (100 if cost is None else 1000)
+    asked = Asked(Targets(tbt, delay), Slo(ttft, tbt), **how)
     loaded = configure(flags, config)
     try:
-        load = offered(asked.pop("trace"), asked.pop("lengths"), (asked["start"],), limits=limits)
-        if model is None:
+        load = offered(trace, lengths, (asked.start,), limits=limits)
+        if cost is None:
             url, key = address(loaded, url)
-            report = uvloop.run(live(loaded, url, load, api_key=key, **server, **asked))
+            report = uvloop.run(live(loaded, url, load, asked, api_key=key, **server))
         else:
-            report = uvloop.run(simulated(loaded, model, load, **asked))
+            report = uvloop.run(simulated(loaded, cost, load, asked))
         tell(report, write(report, output) if output else ())
     except (NoCapacity, NoServer, NoLoad, BadTrace, CostModelError, NoReport) as error:
         fail(str(error), 1)

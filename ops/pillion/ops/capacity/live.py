@@ -7,11 +7,9 @@ from pillion.ops.bench import delays, traffic
 from pillion.ops.bench.client import session
 from pillion.ops.bench.offered import Offered
 from pillion.ops.bench.server import Server
-from pillion.ops.measure import Slo
 from pillion.ops.report import Report
 
-from .find import Tried, find
-from .search import Targets
+from .find import Asked, Tried, find
 from .told import report
 
 
@@ -19,32 +17,24 @@ async def live(
     config: Config,
     url: str,
     offered: Offered,
+    asked: Asked,
     *,
-    ttft: float,
-    tbt: float,
-    delay: float,
-    drain: float,
-    start: float,
-    tolerance: float,
-    probes: int,
-    repeats: int,
     model: str | None = None,
     api_key: str | None = None,
     metrics: Sequence[str] = (),
 ) -> Report:
     """Of the server at `url`. Raises NoServer, NoLoad, NoCapacity."""
-    targets, slo = Targets(tbt, delay), Slo(ttft, tbt)
     async with session(api_key) as http:
         server = Server(http, url, model)
         await server.meet()
         metrics = metrics or await delays.find(http, config, server.url)
-        run = traffic.Live(server, http, metrics, slo, drain).run
+        run = traffic.Live(server, http, metrics, asked.slo, asked.drain).run
 
         async def attempt(rate: float, repeat: int, number: int) -> Tried:
             seen = await run(offered, rate, repeat, number)
             notes = tuple(traffic.notes([(f"{rate:.4g}/s", seen)]))
             return Tried(seen.tally, seen.seconds, seen.delay, notes)
 
-        found = await find(attempt, targets, start=start, tolerance=tolerance, most=probes, repeats=repeats)
+        found = await find(attempt, asked)
     title = f"Capacity of {server.model or 'a model'} at {server.url}"
-    return report(title, traffic.provenance(server, offered, slo), *found, targets, slo, notes=server.notes)
+    return report(title, traffic.provenance(server, offered, asked.slo), *found, asked, server.notes)

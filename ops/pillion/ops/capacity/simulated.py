@@ -6,51 +6,37 @@ from pathlib import Path
 from pillion.config import Config
 from pillion.ops.bench.offered import Offered
 from pillion.ops.bench.traffic import seconds_of
-from pillion.ops.measure import Slo
-from pillion.ops.report import Report, words
+from pillion.ops.report import Report
 from pillion.ops.report.origin import origin
 from pillion.ops.simulate.run import Simulation, facts_of, simulate
-from pillion.ops.simulate.told import over_time
+from pillion.ops.simulate.told import steps
 from pillion.steptime import load
 
-from .find import Tried, find
-from .search import Targets
+from .find import Asked, Tried, find
 from .told import report
 
 
-async def simulated(
-    config: Config,
-    file: str,
-    offered: Offered,
-    *,
-    ttft: float,
-    tbt: float,
-    delay: float,
-    drain: float,
-    start: float,
-    tolerance: float,
-    probes: int,
-    repeats: int,
-) -> Report:
+async def simulated(config: Config, file: str, offered: Offered, asked: Asked) -> Report:
     """Of the settings, with the cost model in `file`. Raises CostModelError, NoLoad, NoCapacity."""
-    targets, slo, cost = Targets(tbt, delay), Slo(ttft, tbt), load(Path(file))
-    asked = Simulation(
+    cost = load(Path(file))
+    simulation = Simulation(
         config=config,
         facts=facts_of(config, cost),
         seconds=cost.seconds,
         ways=cost.ways,
         ratios=cost.ratios,
-        slo=slo,
+        slo=asked.slo,
         replicas=config.stack.replicas,
+        known=cost,
     )
 
     async def attempt(rate: float, repeat: int, number: int) -> Tried:
         due = offered.due(rate, repeat)
         seed = offered.seed + repeat
-        result = simulate(replace(asked, seed=seed, horizon=due[-1].at + drain), iter(due))
-        return Tried(result.tally, seconds_of(offered, due), plots=tuple(over_time(result.watch)))
+        result = simulate(replace(simulation, seed=seed, horizon=due[-1].at + asked.drain), iter(due))
+        return Tried(result.tally, seconds_of(offered, due), plots=tuple(steps(result.watch)))
 
-    found = await find(attempt, targets, start=start, tolerance=tolerance, most=probes, repeats=repeats)
+    found = await find(attempt, asked)
     made_by = cost.provenance
     provenance = origin(
         **{"cost model": f"{cost.hash}: {made_by.model} on {made_by.hardware}, {made_by.date}"},
@@ -61,4 +47,4 @@ async def simulated(
             for name in ("policy", "max_num_seqs", "max_num_batched_tokens", "slo_tbt")
         },
     )
-    return report(f"Simulated capacity: {config.scheduler.policy}", provenance, *found, targets, slo)
+    return report(f"Simulated capacity: {config.scheduler.policy}", provenance, *found, asked)

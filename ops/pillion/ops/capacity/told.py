@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pillion.ops.measure import DEFINITIONS, Slo
+from pillion.ops.measure import DEFINITIONS
 from pillion.ops.report import Axis, Figure, Lines, Mark, Plot, Report, Series, Table
 from pillion.ops.report.runs import Run, figures, plots, tables
 
-from .find import Probe
+from .find import Asked, Probe
 from .search import UNSERVED, Targets
 
 _RATE = Axis("rate", "requests/s", "log")
@@ -18,8 +18,7 @@ def report(
     provenance: dict[str, Any],
     capacities: Sequence[float],
     probes: Sequence[Probe],
-    targets: Targets,
-    slo: Slo,
+    asked: Asked,
     notes: Sequence[str] = (),
 ) -> Report:
     """`capacities`: one of each repeat. The figures beside it are of the runs at capacity."""
@@ -36,9 +35,9 @@ def report(
         provenance=provenance,
         summary=[Figure("capacity", [*capacities], "/s", "higher"), *figures([run])],
         tables=[_evidence(probes), *tables([run])],
-        plots=[*_curves(probes, targets), *plots(distributions, slo)[:2], *ours[0].tried.plots],
+        plots=[*_curves(probes, asked.targets), *plots(distributions, asked.slo)[:2], *ours[0].tried.plots],
         notes=list(dict.fromkeys((*notes, *(note for probe in ours for note in probe.tried.notes)))),
-        definitions={"capacity": _definition(targets)} | DEFINITIONS,
+        definitions={"capacity": _definition(asked.targets)} | DEFINITIONS,
         raw={"capacities": [*capacities], "at_capacity": run.raw()},
     )
 
@@ -47,8 +46,8 @@ def _definition(targets: Targets) -> str:
     return (
         f"Highest rate that was tried and kept P99 TBT within {targets.tbt:g} s and the median scheduling "
         f"delay within {targets.delay:g} s, with all but {UNSERVED:.0%} of the requests finished. Each rate "
-        "has the same requests in the same order. Where nobody tells scheduling delays the median TTFT, which "
-        "is never less, stands for them."
+        "has the same requests in the same order. Where nobody tells scheduling delays the median TTFT, "
+        "which is never less, stands for them."
     )
 
 

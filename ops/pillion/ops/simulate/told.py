@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pillion.ops.measure import DEFINITIONS, Histogram
-from pillion.ops.report import Areas, Axis, Bars, Figure, Lines, Mark, Report, Series, Table
+from pillion.ops.report import Areas, Axis, Bars, Figure, Lines, Mark, Plot, Report, Series, Table
 
 from .run import Result, Simulation
 from .watch import Watch
@@ -27,8 +27,7 @@ def report(asked: Simulation, results: Sequence[Result], provenance: dict[str, A
         plots=[
             _distribution("Time between tokens", "TBT", first.tally.tbt, asked.slo.tbt),
             _distribution("Time to first token", "TTFT", first.tally.ttft, asked.slo.ttft),
-            *_over_time(first.watch),
-            _chunks(first.watch),
+            *steps(first.watch),
         ],
         definitions=DEFINITIONS,
         raw={"repeats": summaries, "windows": first.watch.told()},
@@ -120,7 +119,8 @@ def _distribution(title: str, name: str, times: Histogram, target: float) -> Lin
     )
 
 
-def _over_time(watch: Watch) -> list[Areas | Lines]:
+def steps(watch: Watch) -> list[Plot]:
+    """What steps carried over time and by their chunks, and the queues and blocks meanwhile."""
     windows = watch.told()
 
     def line(name: str, key: str) -> Series:
@@ -142,6 +142,7 @@ def _over_time(watch: Watch) -> list[Areas | Lines]:
             [line("waiting", "waiting"), line("running", "running"), line("held by admission", "held")],
         ),
         Lines("KV blocks in use", _AT, Axis("share", "share"), [line("in use", "kv_in_use")]),
+        _chunks(watch),
     ]
 
 

@@ -1,0 +1,1 @@
+"""The token budget and the number of sequences that keep a latency target, by simulation."""

@@ -32,6 +32,14 @@ def test_no_step_moves_it_far_and_none_out_of_its_bounds(ratios):
         assert cost.factors[0] <= cost.factors[1]
 
 
+@pytest.mark.parametrize(("ratio", "bound"), [(1000.0, MOST), (0.001, LEAST)])
+def test_what_is_further_off_than_the_bounds_stays_at_them(ratio, bound):
+    cost = Corrected(MODEL)
+    for _ in range(1000):
+        cost.learn(LARGE, ratio * MODEL.seconds(LARGE))
+    assert cost.factors == (bound, bound)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.55, 1.8), st.integers(0, 10_000), st.floats(0.0, 0.25))
 def test_where_the_machine_is_at_rest_so_is_the_correction(slow, seed, noise):

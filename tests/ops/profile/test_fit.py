@@ -70,6 +70,15 @@ def test_a_shared_machine_disturbs_it_little():
     assert spread[50] == pytest.approx(1.0, abs=0.05) and spread[95] > 2
 
 
+def test_steps_that_were_disturbed_each_time_do_not_bend_it():
+    seen = measured(TRUE, axes(LIMITS) + mixes(LIMITS, 60, 1))
+    for at in range(0, len(seen), 8):
+        seen[at] = Measured(seen[at].work, tuple(3 * seconds for seconds in seen[at].seconds))
+    held = measured(TRUE, mixes(LIMITS, 60, 2))
+    found = error(fit(seen, sizes(LIMITS), LIMITS.tile), held, seen)
+    assert found.median < 0.01 and found.p95 < 0.05
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000))
 def test_whatever_is_measured_the_model_neither_falls_nor_goes_below_zero(seed):

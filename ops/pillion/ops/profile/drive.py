@@ -129,7 +129,7 @@ class Driver:
 
     def _takes(self, shape: Shape, repeats: int) -> list[Take]:
         """Slots for the shape's sequences, with all tokens up to the step's last row."""
-        takes = []
+        takes: list[Take] = []
         for context in shape.contexts:
             takes.append(self._take(len(takes), context + 1, context, repeats))
         for chunk in shape.chunks:

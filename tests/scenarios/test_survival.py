@@ -222,7 +222,7 @@ class TestRedis:
         self, valkey: Any, stack: Any, gateway: Any, ask: Any, undisturbed: Any
     ):
         stack.start("executor")
-        scheduler = stack.start("scheduler")
+        scheduler = stack.start("scheduler", multi_step_seconds=0)  # or they end before all has struck
         admission = stack.start("admission")
         await gateway.ready()
         wanted = [ask("a", output=1800), ask("b", 40, output=1700)]

@@ -79,8 +79,8 @@ class Observer:
             metrics[names.BLOCKS].labels(state=state).set(getattr(snapshot, f"{state}_blocks"))
         metrics[names.STEP_LIMIT_TOKENS].set(snapshot.step_limit)
         metrics[names.STEP_TARGET].set(snapshot.step_target)
-        for quantile, factor in zip(("middle", "high"), snapshot.factors, strict=True):
-            metrics[names.STEP_CORRECTION].labels(quantile=quantile).set(factor)
+        for level, factor in zip(("middle", "high"), snapshot.factors, strict=True):
+            metrics[names.STEP_CORRECTION].labels(level=level).set(factor)
         metrics[names.LEDGER_REQUESTS].set(opened)
         metrics[names.PREFILL_RATE_LEFT].set(snapshot.prefill_rate)
         letters = metrics[names.DEAD_LETTERS]

@@ -164,7 +164,7 @@ STEP_CORRECTION = Metric(
     "scheduler",
     "By what the measured cost model is corrected, 0.5 to 2: `middle` is what steps take over what it says,"
     " `high` what one in twenty exceeds, from which budgets are made; 1 where the model is learned.",
-    ("quantile",),
+    ("level",),
 )
 CHUNK_TOKENS = Metric("pillion_chunk_tokens", "histogram", "scheduler", "Prompt tokens a chunk.", (), _TOKENS)
 SEQUENCES = Metric("pillion_sequences", "gauge", "scheduler", "Sequences by state.", ("state",))

@@ -105,7 +105,7 @@ DASHBOARD = Dashboard(
             "Correction of the cost model",
             "What steps take over what the measured cost model says. At 0.5 or 2 it is another machine's: run"
             " `pillion profile` again. Far apart, the cores are shared: budgets are small for that.",
-            (Query(select(names.STEP_CORRECTION), "{{instance}} {{quantile}}"),),
+            (Query(select(names.STEP_CORRECTION), "{{instance}} {{level}}"),),
         ),
         Panel(
             "Time to schedule",

@@ -34,3 +34,20 @@ def test_a_load_is_sent_and_two_reports_are_compared(stack: Any, tmp_path: Path)
     assert "TTFT median" in said and "TBT P99" in said
     both = read(tmp_path / "ab").plots
     assert [len(plot.series) for plot in both[:2]] == [2, 2]  # type: ignore[union-attr]
+
+
+def test_the_capacity_of_a_stack_is_searched(stack: Any, tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        main,
+        [
+            *("capacity", "--state-dir", str(stack.state), "--requests", "4", "--longest", "30"),
+            *("--probes", "2", "--start", "4", "--tbt", "90", "--delay", "90", "--seed", "21"),
+            *("--output", str(tmp_path / "capacity")),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    made = read(tmp_path / "capacity")
+    # With such targets every rate keeps, and that none was too much is said.
+    assert made.raw["capacities"] == [8.0] and [row[1] for row in made.tables[0].rows] == [4.0, 8.0]
+    assert [row[2:7] for row in made.tables[0].rows] == [[4, 4, 0, 0, 0]] * 2
+    assert any("no rate that was tried was too much" in note for note in made.notes)

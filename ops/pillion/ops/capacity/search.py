@@ -34,14 +34,19 @@ def search(start: float, tolerance: float, most: int) -> Generator[float, bool, 
             high = rate
         if low and high and high / low <= 1 + tolerance:
             break
-        rate = (
-            low * 2
-            if low and not high
-            else high / 2
-            if high and not low
-            else math.sqrt((low or 0) * (high or 0))
-        )
+        rate = _between(low, high)
     return low
+
+
+def _between(low: float | None, high: float | None) -> float:
+    """Raises ValueError where neither is known."""
+    if low and high:
+        return math.sqrt(low * high)
+    if low:
+        return low * 2
+    if high:
+        return high / 2
+    raise ValueError("nothing was tried")
 
 
 def missed(tally: Tally, delay: float | None, targets: Targets) -> str:

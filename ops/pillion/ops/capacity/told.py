@@ -57,7 +57,7 @@ def _run(name: str, probes: Sequence[Probe]) -> Run:
 
 
 def _neighbours(probes: Sequence[Probe], at: Probe) -> list[Probe]:
-    """Of its repeat: half as much or less, the capacity itself, and the lowest that was too much."""
+    """Of its repeat: the next rate below, the capacity itself, and the next above."""
     ours = sorted((probe for probe in probes if probe.repeat == at.repeat), key=lambda probe: probe.rate)
     below = [probe for probe in ours if probe.rate < at.rate][-1:]
     above = [probe for probe in ours if probe.rate > at.rate][:1]
@@ -94,7 +94,10 @@ def _curves(probes: Sequence[Probe], targets: Targets) -> list[Plot]:
             if (seen := _run("", [probe]).mean(value)) is not None:
                 found.setdefault(probe.repeat, []).append((probe.rate, seen))
         several = len(found) > 1
-        return [Series(f"search {repeat + 1}" if several else "", pairs) for repeat, pairs in found.items()]
+        return [
+            Series(f"search {repeat + 1}" if several else "", pairs)
+            for repeat, pairs in sorted(found.items())
+        ]
 
     def at(key: str, quantile: str) -> Callable[[dict[str, Any]], float | None]:
         return lambda told: told[key] and told[key][quantile]

@@ -8,10 +8,10 @@ import uvloop
 
 from pillion.ops.bench.offered import NoLoad, offered
 from pillion.ops.bench.server import NoServer
-from pillion.ops.fidelity.run import kept, measure
+from pillion.ops.fidelity.run import measure
 from pillion.ops.measure import Slo
 from pillion.ops.options import config_options, configure, fail
-from pillion.ops.report import tell
+from pillion.ops.report import NoReport, tell, write
 from pillion.ops.traces import BadTrace
 from pillion.steptime import CostModelError, load
 
@@ -31,9 +31,7 @@ from pillion.steptime import CostModelError, load
 @click.option("--seed", default=1, show_default=True)
 @click.option("--ttft", default=2.0, show_default=True, help="target, seconds")
 @click.option("--tbt", default=0.15, show_default=True, help="target, seconds")
-@click.option(
-    "--output", type=click.Path(path_type=Path), metavar="FILE", help="keep the raw result, as JSON"
-)
+@click.option("--output", metavar="FILE", help="write the report here: FILE.html, .json and .csv")
 @config_options("bench load")
 def main(config: str | None, **flags: Any) -> None:
     """Measures a running stack and its simulation at shares of its capacity."""
@@ -50,12 +48,10 @@ def main(config: str | None, **flags: Any) -> None:
     try:
         load_ = offered(asked["trace"], asked["lengths"], rates, limits=limits)
         model = load(asked["cost_model"])
-        made = uvloop.run(measure(configure(flags, config), None, model, load_, rates, asked["repeats"], slo))
-    except (NoServer, NoLoad, BadTrace, CostModelError) as error:
+        made = uvloop.run(measure(configure(flags, config), model, load_, rates, asked["repeats"], slo))
+        tell(made, write(made, asked["output"]) if asked["output"] else ())
+    except (NoServer, NoLoad, BadTrace, CostModelError, NoReport) as error:
         fail(str(error), 1)
-    if asked["output"]:
-        kept(made, asked["output"])
-    tell(made)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from what is measured.
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -35,7 +34,6 @@ DRAIN = 60.0  # seconds after the last arrival
 
 async def measure(
     config: Config,
-    url: str | None,
     model: StepTime,
     offered: Offered,
     rates: Sequence[float],
@@ -49,7 +47,6 @@ async def measure(
     facts = await banner.replica_facts(here)
     if facts is None:
         raise NoServer("the stack has no replica yet")
-    url = url or stack.url(here)
     runs: dict[float, tuple[list[Tally], list[Tally]]] = {rate: ([], []) for rate in rates}
     seconds: dict[tuple[float, int], float] = {}
     for repeat in range(repeats):
@@ -58,7 +55,7 @@ async def measure(
             seconds[rate, repeat] = seconds_of(offered, due)
             runs[rate][1].append(simulated(here, facts, model, due, slo, offered.seed + repeat))
     async with session() as http:
-        server = Server(http, url, None)
+        server = Server(http, stack.url(here))
         await server.meet()
         live = Live(server, http, await delays.find(http, config, server.url), slo, DRAIN)
         for repeat in range(repeats):
@@ -117,15 +114,11 @@ def report(origin: dict[str, Any], told: dict[float, tuple[list[Any], ...]]) -> 
 
 def table(rate: float, all_: Sequence[Compared]) -> Table:
     repeats = range(len(all_[0].measured))
+    runs = [f"{which} {repeat + 1}" for which in ("measured", "simulated") for repeat in repeats]
     return Table(
         f"{rate:g} requests/s",
-        ["", *(f"measured {i + 1}" for i in repeats), *(f"simulated {i + 1}" for i in repeats), "off"],
-        [[one.name, *one.measured, *one.simulated, one.off] for one in all_],
-        ["", *("s" for _ in (*repeats, *repeats)), "share"],
-        "Off: the simulated mean over the measured one, less 1.",
+        ["", *runs, "off", "within repeats"],
+        [[one.name, *one.measured, *one.simulated, one.off, "yes" if one.inside else "no"] for one in all_],
+        ["", *("s" for _ in runs), "share", ""],
+        "Off: the simulated mean over the measured one, less 1. Within: it lies in what the measured span.",
     )
-
-
-def kept(report: Report, path: Path) -> None:
-    """The raw result, as JSON."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

@@ -9,6 +9,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -59,8 +60,7 @@ async def serve(config: Config, alone: StepTime, seconds: float, seed: int, tell
 
 
 def _typical(model: StepTime, found: served.Served) -> float:
-    ratios = sorted(seconds / model.seconds(work) for work, seconds in found.steps)
-    return ratios[len(ratios) // 2]
+    return median(seconds / model.seconds(work) for work, seconds in found.steps)
 
 
 async def _loads(url: str, seconds: float, seed: int, tell: Tell) -> tuple[list[Timeline], int]:

@@ -7,7 +7,7 @@ import pytest
 
 from pillion.config import Scheduler
 from pillion.contracts.entries import Request, Sampling
-from pillion.ops.profile.served import fitted, read, way
+from pillion.ops.profile.served import Step, fitted, read, way
 from pillion.scheduler.messages import Plan, RowResult, SendPlan, StepDone, Submitted, Take
 from pillion.scheduler.recorded import MAGIC, Header, end, entry, frame
 from pillion.steptime import Curve, StepTime, Ways, Work
@@ -59,7 +59,7 @@ def test_steps_and_first_tokens_are_read_from_a_recording(tmp_path):
     )
     found = read(tmp_path)
     # Plans of several steps tell nothing of one; who got no token yet has no first.
-    assert found.steps == [(Work(40, chunks=1, pairs=800.0, sampled=1), 0.25)]
+    assert found.steps == [Step(Work(40, chunks=1, pairs=800.0, sampled=1), 0.25, 1.5)]
     assert found.firsts == [0.5, None]
 
 
@@ -72,9 +72,12 @@ def test_the_fit_finds_what_serving_adds():
         )
         for _ in range(400)
     ]  # fmt: skip
-    steps = [(work, 1.2 * ALONE.seconds(work) + 0.002 + 0.0001 * work.sampled) for work in works]
+    times = [1.2 * ALONE.seconds(work) + 0.002 + 0.0001 * work.sampled for work in works]
     # One step in twenty is held up: the fit goes by the others, a simulation draws those too.
-    steps = [(work, seconds * (3 if at % 20 == 0 else 1)) for at, (work, seconds) in enumerate(steps)]
+    steps = [
+        Step(work, seconds * (3 if at % 20 == 0 else 1), float(at))
+        for at, (work, seconds) in enumerate(zip(works, times, strict=True))
+    ]
     model = fitted(ALONE, steps, Ways(inward=0.004))
     for work in works[:50]:
         wanted = 1.2 * ALONE.seconds(work) + 0.002 + 0.0001 * work.sampled

@@ -60,7 +60,7 @@ async def serve(config: Config, alone: StepTime, seconds: float, seed: int, tell
 
 
 def _typical(model: StepTime, found: served.Served) -> float:
-    return median(seconds / model.seconds(work) for work, seconds in found.steps)
+    return median(step.seconds / model.seconds(step.work) for step in found.steps)
 
 
 async def _loads(url: str, seconds: float, seed: int, tell: Tell) -> tuple[list[Timeline], int]:

@@ -22,11 +22,20 @@ from pillion.steptime import Curve, StepTime, Ways, Work
 FEWEST = 50  # steps, below which nothing is fitted
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Of a plan with one step."""
+
+    work: Work
+    seconds: float
+    at: float  # when it was over, seconds of the monotonic clock
+
+
 @dataclass(slots=True)
 class Served:
     """What a recording tells. Seconds; requests in the order in which the scheduler heard of them."""
 
-    steps: list[tuple[Work, float]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     firsts: list[float | None] = field(
         default_factory=list
     )  # of each request, to the scheduler's first token
@@ -59,7 +68,7 @@ def _gather(entries: Iterable[Entry], found: Served) -> None:
             case StepDone():
                 plan_or_none = plans.pop(event.step, None)
                 if plan_or_none is not None and event.steps == 1 == max(1, *plan_or_none.samples):
-                    found.steps.append((_work(plan_or_none), event.seconds))
+                    found.steps.append(Step(_work(plan_or_none), event.seconds, entry.now))
                 for row in event.rows:
                     waiting = heard.pop(holders.get(row.incarnation, ""), None) if row.tokens else None
                     if waiting is not None:
@@ -70,10 +79,10 @@ def _work(plan: Planned) -> Work:
     return of_rows(plan.decodes, plan.starts, plan.counts, plan.samples)
 
 
-def fitted(alone: StepTime, steps: Sequence[tuple[Work, float]], ways: Ways) -> StepTime:
+def fitted(alone: StepTime, steps: Sequence[Step], ways: Ways) -> StepTime:
     """`alone`, stretched, with so much more a step and a decode as fits these steps best. FEWEST at least."""
-    times = np.array([seconds for _, seconds in steps])
-    terms = np.array([[alone.seconds(work), 1.0, float(work.sampled)] for work, _ in steps])
+    times = np.array([step.seconds for step in steps])
+    terms = np.array([[alone.seconds(step.work), 1.0, float(step.work.sampled)] for step in steps])
     stretch, base, token = (float(value) for value in fit.robust(terms / times[:, None]))
     model = msgspec.structs.replace(
         alone,
@@ -87,7 +96,7 @@ def fitted(alone: StepTime, steps: Sequence[tuple[Work, float]], ways: Ways) -> 
         chunk=stretch * alone.chunk,
         ways=ways,
     )
-    every = [Measured(work, (seconds,)) for work, seconds in steps]
+    every = [Measured(step.work, (step.seconds,)) for step in steps]
     return msgspec.structs.replace(model, ratios=fit.ratios(model, every))
 
 

@@ -2,13 +2,16 @@
 
 import itertools
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pillion.ops.report import Areas, Axis, Bars, Lines, Mark, Points, Series
+from pillion.ops.report import Areas, Axis, Bars, Lines, Mark, Points, Report, Series, write
+from pillion.ops.report.picture import main
 from pillion.ops.report.scale import Scale
 from pillion.ops.report.svg import draw, front, legend
 
@@ -34,6 +37,34 @@ def test_a_curve_s_tail_is_stretched_and_its_target_is_marked() -> None:
     assert steps[1] / steps[0] == pytest.approx(2 / 0.699, rel=0.01) and heights[-1] == min(heights)
     assert {"50 %", "90 %", "99 %", "99.9 %", "10 ms", "100 ms", "SLO & more", "a <b>"} <= set(texts(plot))
     assert len(elements(plot, "mark")) == 1
+
+
+def test_a_line_of_equals_goes_through_the_points_that_are() -> None:
+    both = Axis("a", "s", "log")
+    plot = Points(
+        "x", both, both, [Series("", [(0.01, 0.01), (0.1, 0.2), (1, 1)])], marks=[Mark("xy", 1.0, "=")]
+    )
+    (mark,) = elements(plot, "mark")
+    (x0, y0), (x1, y1) = (map(float, pair.split()) for pair in mark.attrib["d"].lstrip("M").split("L"))
+    off = []
+    for dot in elements(plot, "dot")[:3]:
+        x, y = float(dot.attrib["cx"]), float(dot.attrib["cy"])
+        off.append(abs(y - (y0 + (y1 - y0) * (x - x0) / (x1 - x0))))
+    assert max(off[0], off[2]) < 0.3 and off[1] > 10
+
+
+def test_a_picture_needs_nothing_else(tmp_path: Path) -> None:
+    plot = Lines("TBT & more", SECONDS, SHARE, [Series("a <b>", CURVE), Series("c", CURVE)])
+    report = Report("r", {}, [], plots=[plot])
+    write(report, tmp_path / "r")
+    done = CliRunner().invoke(main, [str(tmp_path / "r"), "TBT & more", str(tmp_path / "p.svg")])
+    assert done.exit_code == 0, done.output
+    root = ET.fromstring((tmp_path / "p.svg").read_text())
+    shown = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"TBT & more", "a <b>", "c", "99 %"} <= shown
+    assert "http" not in (tmp_path / "p.svg").read_text().replace("http://www.w3.org/2000/svg", "")
+    wrong = CliRunner().invoke(main, [str(tmp_path / "r"), "other", str(tmp_path / "q.svg")])
+    assert wrong.exit_code == 1 and "no plot 'other'; there is TBT & more" in wrong.output
 
 
 def test_areas_are_stacked() -> None:

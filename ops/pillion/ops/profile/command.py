@@ -9,10 +9,6 @@ from pillion.ops.options import Command, config_options, configure, fail
 
 if TYPE_CHECKING:
     from pillion.config import Config
-    from pillion.ops.profile.run import Profile
-    from pillion.ops.profile.serve import Fit
-
-GOAL = (0.05, 0.12)  # median and P95 of the relative error
 
 
 @click.command("profile", cls=Command)
@@ -44,6 +40,7 @@ GOAL = (0.05, 0.12)  # median and P95 of the relative error
     metavar="FILE",
     help="keep every measured time here, a line of JSON for each step",
 )
+@click.option("--report", metavar="FILE", help="write the report here: FILE.html, .json and .csv")
 @config_options("profile")
 def profile(
     seconds: float,
@@ -51,6 +48,7 @@ def profile(
     seed: int,
     output: str | None,
     samples: str | None,
+    report: str | None,
     config: str | None,
     **flags: Any,
 ) -> None:
@@ -64,12 +62,24 @@ def profile(
     if loaded.executor.executor is not None:
         served = 0.0
     _profile(
-        loaded, seconds, served, seed, Path(output) if output else None, Path(samples) if samples else None
+        loaded,
+        seconds,
+        served,
+        seed,
+        Path(output) if output else None,
+        Path(samples) if samples else None,
+        report,
     )
 
 
 def _profile(
-    config: "Config", seconds: float, served: float, seed: int, output: Path | None, samples: Path | None
+    config: "Config",
+    seconds: float,
+    served: float,
+    seed: int,
+    output: Path | None,
+    samples: Path | None,
+    report: str | None,
 ) -> None:
     try:
         import msgspec
@@ -82,6 +92,8 @@ def _profile(
         from pillion.ops.profile.drive import ProfileError
         from pillion.ops.profile.run import measure
         from pillion.ops.profile.serve import serve
+        from pillion.ops.profile.told import report as made_of
+        from pillion.ops.report import NoReport, tell, write
         from pillion.ops.rig import RigError
         from pillion.steptime import save
         from pillion.steptime.place import hardware, place
@@ -105,39 +117,20 @@ def _profile(
             model, fit = found.model, None
             if served:
 
-                def tell(share: float, what: str) -> None:
+                def show(share: float, what: str) -> None:
                     progress.update(task, completed=share, description=what)
 
-                fit = uvloop.run(serve(config, model, served, seed, tell))
+                fit = uvloop.run(serve(config, model, served, seed, show))
                 model = fit.model
         path = output or place(config.cache_path, found.model.provenance.fingerprint, hardware())
         save(model, path)
         if samples is not None:
             samples.parent.mkdir(parents=True, exist_ok=True)
             samples.write_bytes(b"\n".join(map(msgspec.json.encode, found.samples())) + b"\n")
-    except (ProfileError, RigError, ModelFileError, ConfigError) as error:
+        made = made_of(found, fit)
+        tell(made, write(made, report) if report else ())
+    except (ProfileError, RigError, ModelFileError, ConfigError, NoReport) as error:
         fail(str(error), 1)
     except OSError as error:
         fail(f"cannot write {error.filename}: {error.strerror}", 1)
-    _tell(found, fit)
     click.echo(f"cost model {model.hash}: {path}")
-
-
-def _tell(found: "Profile", fit: "Fit | None") -> None:
-    model, error = found.model, found.model.error
-    origin = model.provenance
-    repeats = sum(len(step.seconds) for step in found.steps)
-    how = f"{origin.dtype}, {origin.backend} backend, {origin.threads} threads"
-    click.echo(f"{origin.model}, {how} on {origin.hardware}")
-    click.echo(f"{repeats} steps of {len(found.steps)} shapes in {found.rounds} rounds")
-    click.echo(
-        f"error on {error.steps} shapes held out: median {error.median:.1%}, P95 {error.p95:.1%};"
-        f" repeats of one shape differ by {error.spread:.0%}"
-    )
-    if error.median > GOAL[0] or error.p95 > GOAL[1]:
-        click.echo("that is much: was the machine free? `pillion profile` again, with more --seconds")
-    if fit is not None:
-        click.echo(
-            f"{fit.steps} steps of a stack that served took {fit.before:.2f} times as long as alone, by the "
-            f"median, and {fit.after:.2f} times as long as the model says now"
-        )

@@ -7,6 +7,7 @@ import asyncio
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ from pillion.ops.profile.run import Tell
 from pillion.ops.rig import Rig
 from pillion.ops.stack import to_toml
 from pillion.ops.traces import LENGTHS
-from pillion.steptime import StepTime
+from pillion.steptime import StepTime, Work
 
 CLIENTS = (1, 2, 4, 8, 16, 32)
 FEW = 2
@@ -32,7 +33,7 @@ SHAPE = LENGTHS["summaries"]
 @dataclass(frozen=True, slots=True)
 class Fit:
     model: StepTime
-    steps: int
+    steps: Sequence[tuple[Work, float]]  # of the stack, with their seconds
     before: float  # median of measured / predicted by the model of the executor alone
     after: float
 
@@ -56,7 +57,7 @@ async def serve(config: Config, alone: StepTime, seconds: float, seed: int, tell
     way = served.way([line.ttft for line in lines[:few]], found.firsts[known:])
     ways = msgspec.structs.replace(alone.ways, inward=way / 2, outward=way / 2)
     model = served.fitted(alone, found.steps, ways)
-    return Fit(model, len(found.steps), _typical(alone, found), _typical(model, found))
+    return Fit(model, found.steps, _typical(alone, found), _typical(model, found))
 
 
 def _typical(model: StepTime, found: served.Served) -> float:

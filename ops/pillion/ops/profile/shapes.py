@@ -11,7 +11,7 @@ from pillion.steptime import Work
 
 _AXIS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072)
 _LONG = 4096  # positions: the farthest that a step's context reaches
-_SHORT = 32  # positions of a decode that is to cost little attention
+SHORT = 32  # positions of a decode that is to cost little attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def axes(limits: Limits) -> list[Shape]:
         if rows <= limits.length:
             shapes.append(Shape(chunks=(Chunk(0, rows),)))
         if rows <= limits.slots:
-            shapes.append(Shape(contexts=(_SHORT,) * rows))
+            shapes.append(Shape(contexts=(SHORT,) * rows))
     for tiles in (1, 2, 4):
         rows = tiles * limits.tile + 1  # one row more than fits
         if limits.tile > 1 and rows <= min(limits.rows, limits.length):
@@ -115,7 +115,7 @@ def fits(shape: Shape, limits: Limits) -> bool:
 
 def _mix(draw: random.Random, limits: Limits) -> Shape:
     decodes = draw.choice((0, 1, 1, 1)) * _between(draw, 1, limits.slots)
-    mean = _between(draw, _SHORT, limits.length // 2)
+    mean = _between(draw, SHORT, limits.length // 2)
     contexts = tuple(_between(draw, max(mean // 4, 1), min(2 * mean, limits.length)) for _ in range(decodes))
     chunks = []
     left = limits.rows - decodes

@@ -45,9 +45,9 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A line across a plot, as of a target."""
+    """A line across a plot, as of a target. `xy` is y = value * x, where both axes are of one scale."""
 
-    axis: Literal["x", "y"]
+    axis: Literal["x", "y", "xy"]
     value: float
     label: str
 

@@ -9,7 +9,7 @@ from . import words
 from .model import Cell, Figure, Plot, Report, Table, Unit
 from .svg import draw, legend
 
-_STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
 
 
 def page(report: Report) -> str:
@@ -21,7 +21,7 @@ def _parts(report: Report) -> Iterator[str]:
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    yield f"<title>{escape(report.title)}</title>\n<style>\n{_STYLE}</style>"
+    yield f"<title>{escape(report.title)}</title>\n<style>\n{STYLE}</style>"
     yield f"<h1>{escape(report.title)}</h1>"
     told = ("command", "date", "version")
     if line := " · ".join(str(report.provenance[name]) for name in told if name in report.provenance):

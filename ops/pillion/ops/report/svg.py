@@ -23,6 +23,15 @@ Pairs = Sequence[tuple[float, float]]
 
 def draw(plot: Plot) -> str:
     """One `svg` element. A plot without a value says so."""
+    height, body = drawn(plot)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(plot.title)}">'
+        f"{''.join(body)}</svg>"
+    )
+
+
+def drawn(plot: Plot) -> tuple[int, list[str]]:
+    """Its height, and what is in it."""
     match plot:
         case Lines():
             body = list(_lines(plot))
@@ -36,11 +45,7 @@ def draw(plot: Plot) -> str:
             assert_never(plot)
     if not body:
         body = [_text(WIDTH / 2, 36, "nothing was seen of this", "middle", "name")]
-    height = HEIGHT if len(body) > 1 else 60
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(plot.title)}">'
-        f"{''.join(body)}</svg>"
-    )
+    return HEIGHT if len(body) > 1 else 60, body
 
 
 def legend(plot: Plot) -> list[str]:
@@ -175,6 +180,12 @@ def _frame(x: Scale, y: Scale, marks: Sequence[Mark]) -> Iterator[str]:
             yield f'<path class="mark" d="M{at:.1f} {TOP}V{bottom}"/>'
             late = at > (LEFT + right) * 0.7
             yield _text(at + (-6 if late else 6), TOP + 11, mark.label, "end" if late else "start", "marked")
+        elif mark.axis == "xy":
+            low, high = max(x.low, y.low / mark.value), min(x.high, y.high / mark.value)
+            if low < high:
+                ends = [(x.place(a), y.place(a * mark.value)) for a in (low, high)]
+                yield f'<path class="mark" d="{_path(ends)}"/>'
+                yield _text(ends[1][0] - 14, ends[1][1] + 8, mark.label, "end", "marked")
         else:
             at = y.place(mark.value)
             yield f'<path class="mark" d="M{LEFT} {at:.1f}H{right}"/>'

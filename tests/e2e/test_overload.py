@@ -31,23 +31,27 @@ def test_a_limit_is_a_429_with_retry_after_and_a_code(start_stack: Any):
 
 
 def test_goodput_is_measured_and_drawn(stack: Any, tmp_path: Path):
-    raw, picture = tmp_path / "goodput.json", tmp_path / "goodput.svg"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pillion.ops.bench.goodput", "--url", stack.url, "--seconds", "2"),
-            *("--times", "0.5", "--times", "1", "--streams", "3", "--ttft", "60", "--tbt", "60"),
-            *("--prompt", "10", "20", "--answer", "4", "6", "--seed", "3"),
-            *("--output", str(raw), "--plot", str(picture)),
-        ],
-        capture_output=True, text=True, timeout=170, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    result = json.loads(raw.read_text())
-    assert result["capacity"] > 0
-    assert [point["times_capacity"] for point in result["points"]] == [0.5, 1.0]
-    for point in result["points"]:
+    picture = tmp_path / "goodput.svg"
+
+    def run(*words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", *words], capture_output=True, text=True, timeout=170, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    run(
+        *("pillion.ops", "bench", "traffic", "--url", stack.url, "--lengths", "chats", "--longest", "30"),
+        *("--rate", "2", "--rate", "4", "--requests", "4", "--ttft", "60", "--tbt", "60", "--seed", "3"),
+        *("--output", str(tmp_path / "goodput")),
+    )
+    runs = json.loads((tmp_path / "goodput.json").read_text())["raw"]["runs"]
+    assert [each["name"] for each in runs] == ["2/s", "4/s"]
+    for each in runs:
         # Nobody is refused, and with such targets all are good.
-        assert point["results"] == ({"finished": point["sent"]} if point["sent"] else {})
-        assert point["good"] == point["sent"] == len(point["requests"])
-    assert sum(point["sent"] for point in result["points"]) > 0
+        (told,) = each["repeats"]
+        assert told["results"] == {"finished": 4} and told["good"] == told["sent"] == 4
+    run(
+        *("pillion.ops.report.picture", str(tmp_path / "goodput"), "Goodput against offered load"),
+        str(picture),
+    )
     assert picture.read_text().startswith("<svg")

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pillion.ops.bench.client import Timeline
-from pillion.ops.bench.goodput import poisson_jobs
 from pillion.ops.bench.sending import send
 from pillion.ops.bench.server import Job, Server
 from pillion.ops.measure import Outcome, Slo, Tally, percentile
-from pillion.ops.traces import Shape, prompt
+from pillion.ops.traces import Shape, arrivals, poisson, prompt
 from pillion.ops.traces.lengths import CHATS, SUMMARIES
 
 Result = dict[str, Any]
@@ -148,7 +147,8 @@ class Goodput:
     shape: Shape = SUMMARIES
 
     async def __call__(self, server: Server, random_: random.Random) -> Result:
-        jobs = poisson_jobs(random_, self.rate, self.seconds, self.shape)
+        due = arrivals(random_, self.shape, poisson(self.rate), seconds=self.seconds)
+        jobs = [Job.of(arrival, random_) for arrival in due]
         tally, tails = Tally(Slo(self.ttft, self.tbt)), list[float]()
 
         def ended(end: Outcome, gaps: list[float]) -> None:

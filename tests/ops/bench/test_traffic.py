@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from pillion.config import load
 from pillion.ops.bench import delays
 from pillion.ops.bench.client import Timeline
+from pillion.ops.bench.keys import tenant_keys
 from pillion.ops.bench.offered import NoLoad, Offered, offered
 from pillion.ops.bench.sending import Sent, seen
 from pillion.ops.bench.server import Job, NoServer
@@ -35,15 +36,17 @@ NOTHING: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def peer() -> AsyncIterator[tuple[str, list[Any]]]:
+async def peer(keys: list[str] | None = None) -> AsyncIterator[tuple[str, list[Any]]]:
     """A server that streams what it is asked for: prompts of 50 are refused, of 20 hang after a token."""
     asked: list[Any] = []
+    keys = [] if keys is None else keys
     waited = 0
 
     async def complete(request: web.Request) -> web.StreamResponse:
         nonlocal waited
         body = await request.json()
         asked.append(body)
+        keys.append(request.headers.get("Authorization", ""))
         waited += 1
         length = len(body["prompt"])
         if length == 50:
@@ -99,7 +102,32 @@ async def test_all_that_was_due_is_counted_by_what_became_of_it(tmp_path: Path) 
     assert figure.values == [1.0, 1.0]
     for table in report.tables[:3]:
         assert {"rejected", "unfinished"} <= set(table.columns) and len(table.rows) == 3
-    assert any("names tenants" in note for note in report.notes)
+    assert any("1 request of tenants without a key of their own" in note for note in report.notes)
+
+
+async def test_tenants_of_a_trace_come_with_their_own_keys(tmp_path: Path) -> None:
+    config = load({"state_dir": str(tmp_path)}, environ={}).config
+    file = tmp_path / "keys.toml"
+    file.write_text('alice = "sk-alice"\nbob = "sk-bob"\n')
+    seen_keys: list[str] = []
+    async with peer(seen_keys) as (url, _):
+        how: dict[str, Any] = {"drain": 0.5, "metrics": [f"{url}/metrics"], "api_key": "sk-common"}
+        how["keys"] = tenant_keys(str(file))
+        report = await measure(config, url, offered_of(), [], slo=Slo(30.0, 30.0), **how)
+    assert seen_keys[-3:] == ["Bearer sk-common", "Bearer sk-alice", "Bearer sk-common"]
+    assert not any("--tenant-keys" in note for note in report.notes)
+    assert "sk-" not in json.dumps(report.provenance | report.raw)
+
+
+def test_keys_that_are_none_are_said(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    assert tenant_keys(None) == {}
+    for text, said in (("alice = 5", 'alice must be a key, as `alice = "sk-..."`'), ("alice", "is no TOML")):
+        file.write_text(text)
+        with pytest.raises(NoLoad, match=said):
+            tenant_keys(str(file))
+    with pytest.raises(NoLoad, match="cannot be read"):
+        tenant_keys(str(tmp_path / "none.toml"))
 
 
 def offered_of(**changes: Any) -> Offered:

@@ -50,24 +50,34 @@ def session(api_key: str | None = None) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_read=QUIET_SECONDS),
         connector=aiohttp.TCPConnector(limit=0),
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        headers=bearer(api_key) if api_key else {},
     )
 
 
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
 async def stream(
-    http: aiohttp.ClientSession, url: str, body: dict[str, Any], within: float | None = None
+    http: aiohttp.ClientSession,
+    url: str,
+    body: dict[str, Any],
+    within: float | None = None,
+    key: str | None = None,
 ) -> Timeline:
-    """Sends `body` to `url` and reads the stream to its end, or for so many seconds.
+    """Sends `body` to `url` and reads the stream to its end, or for so many seconds. `key`: in place of the
+    session's.
 
     What fails is kept in the timeline, with what came before.
     """
     body = body | {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     raw = msgspec.json.encode(body)
+    headers = _JSON if key is None else _JSON | bearer(key)
     sent = time.perf_counter()
     status, error, limit = 0, None, asyncio.timeout(within)
     reads: list[tuple[float, bytes]] = []
     try:
-        async with limit, http.post(url, data=raw, headers=_JSON) as response:
+        async with limit, http.post(url, data=raw, headers=headers) as response:
             status = response.status
             if status != 200:
                 text = await response.text()

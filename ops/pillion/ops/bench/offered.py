@@ -70,7 +70,7 @@ class Offered:
         """With prompts; no two runs have one in common. Made when they are asked for."""
         seed = self.seed * _SEEDS + run
         for index, each in enumerate(due):
-            yield Job([*tokens(seed, index, each)], each.output, each.at, each.priority)
+            yield Job([*tokens(seed, index, each)], each.output, each.at, each.priority, each.tenant)
 
     def told(self) -> dict[str, Any]:
         """For the report."""

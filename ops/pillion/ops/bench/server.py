@@ -1,6 +1,7 @@
 """A server under load: any that speaks OpenAI's completions."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ class Job:
     output: int
     at: float = 0.0  # seconds from the start
     priority: int = 0  # lower runs earlier
+    tenant: str = ""
 
     @classmethod
     def of(cls, arrival: Arrival, random_: random.Random) -> Self:
@@ -39,10 +41,18 @@ class NoServer(Exception):
 class Server:
     """One server, once `meet` has found out how it wants to be asked."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, model: str | None = None) -> None:
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        url: str,
+        model: str | None = None,
+        keys: Mapping[str, str] | None = None,
+    ) -> None:
+        """`keys`: of tenants; who has none there is asked for with the session's."""
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
         self.notes: list[str] = []  # what its figures are not, or not quite
+        self.keys = keys or {}
         self._http = http
         self._ids: range | None = IDS  # None: prompts are words
 
@@ -79,7 +89,7 @@ class Server:
         }
         body |= {"model": self.model} if self.model else {}
         body |= {"priority": job.priority} if job.priority else {}
-        line = await stream(self._http, f"{self.url}/v1/completions", body, within)
+        line = await stream(self._http, f"{self.url}/v1/completions", body, within, self.keys.get(job.tenant))
         line.prompt_tokens = line.prompt_tokens or len(job.prompt)
         return line
 

@@ -3,7 +3,7 @@
 Repeats go round the rates, so that all of them see the same hours of a machine that drifts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Live:
         sent = await send(self.server, offered.jobs(due, number), tally.add, due[-1].at + self.drain)
         delay = delays.median(before, await delays.look(self.http, self.metrics))
         seconds = seconds_of(offered, due)
-        return Seen(tally, seconds, sent, delay, sum(bool(each.tenant) for each in due))
+        return Seen(tally, seconds, sent, delay, _keyless(due, self.server.keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,11 @@ class Seen:
     seconds: float  # in which requests were due
     sent: Sent
     delay: float | None  # median scheduling delay, where it is known
-    tenants: int  # requests whose trace names a tenant
+    keyless: int  # requests of tenants whose keys are not known
+
+
+def _keyless(due: Sequence[Arrival], keys: Mapping[str, str]) -> int:
+    return sum(bool(each.tenant) and each.tenant not in keys for each in due)
 
 
 def seconds_of(offered: Offered, due: Sequence[Arrival]) -> float:
@@ -79,10 +83,11 @@ async def measure(
     model: str | None = None,
     api_key: str | None = None,
     metrics: Sequence[str] = (),
+    keys: Mapping[str, str] | None = None,
 ) -> Report:
-    """Raises NoServer, NoLoad."""
+    """`keys`: of tenants. Raises NoServer, NoLoad."""
     async with session(api_key) as http:
-        server = Server(http, url, model)
+        server = Server(http, url, model, keys)
         await server.meet()
         metrics = metrics or await delays.find(http, config, server.url)
         live = Live(server, http, metrics, slo, drain)
@@ -179,7 +184,10 @@ def notes(seen: Sequence[tuple[str, Seen]]) -> list[str]:
             )
         if one.sent.early:
             said.append(f"{name}: {counted(one.sent.early, 'request')} ended early: ignore_eos is not heeded")
-        if one.tenants:
-            said.append(f"{name}: the trace names tenants; all was sent with one key")
+        if one.keyless:
+            said.append(
+                f"{name}: {counted(one.keyless, 'request')} of tenants without a key of their own "
+                "(--tenant-keys); sent with the common one"
+            )
         said += [f"{name}: a request failed: {error}" for error in one.sent.errors]
     return list(dict.fromkeys(said))

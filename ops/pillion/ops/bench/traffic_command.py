@@ -30,6 +30,11 @@ _COMMON = (
         metavar="FILE",
         help="CSV with num_prefill_tokens, num_decode_tokens and, to be replayed as it was, arrived_at",
     ),
+    click.option(
+        "--tenant-keys",
+        metavar="FILE",
+        help='send requests of a trace\'s tenants with keys of their own: TOML, a line `tenant = "key"` each',
+    ),
     click.option("--lengths", metavar="NAME", help="draw requests of this shape instead  [chats]"),
     click.option("--cv", default=1.0, type=POSITIVE, metavar="X", help="of drawn gaps; 1: Poisson  [1]"),
     click.option(
@@ -102,6 +107,7 @@ def traffic(config: str | None, **flags: Any) -> None:
     try:
         import uvloop
 
+        from pillion.ops.bench.keys import tenant_keys
         from pillion.ops.bench.offered import NoLoad, offered
         from pillion.ops.bench.server import NoServer
         from pillion.ops.bench.traffic import measure
@@ -115,6 +121,7 @@ def traffic(config: str | None, **flags: Any) -> None:
         "model",
         "metrics",
         "trace",
+        "tenant_keys",
         "lengths",
         "ttft",
         "tbt",
@@ -130,6 +137,7 @@ def traffic(config: str | None, **flags: Any) -> None:
         load = offered(chosen["trace"], chosen["lengths"], chosen["rates"], limits=limits)
         url, key = address(loaded, chosen["url"])
         how = {name: chosen[name] for name in ("repeats", "drain", "model", "metrics")}
+        how["keys"] = tenant_keys(chosen["tenant_keys"])
         slo = Slo(chosen["ttft"], chosen["tbt"])
         report = uvloop.run(measure(loaded, url, load, chosen["rates"], slo=slo, api_key=key, **how))
         tell(report, write(report, Path(chosen["output"])) if chosen["output"] else ())

@@ -47,6 +47,7 @@ def capacity(config: str | None, **flags: Any) -> None:
     try:
         import uvloop
 
+        from pillion.ops.bench.keys import tenant_keys
         from pillion.ops.bench.offered import NoLoad, offered
         from pillion.ops.bench.server import NoServer
         from pillion.ops.capacity.find import Asked, NoCapacity
@@ -59,7 +60,7 @@ def capacity(config: str | None, **flags: Any) -> None:
         from pillion.steptime import CostModelError
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed; pip install 'pillion[bench,scheduler]'", 1)
-    cost, url, output = (flags.pop(name) for name in ("cost_model", "url", "output"))
+    cost, url, output, keys = (flags.pop(name) for name in ("cost_model", "url", "output", "tenant_keys"))
     trace, lengths, ttft, tbt, delay = (
         flags.pop(name) for name in ("trace", "lengths", "ttft", "tbt", "delay")
     )
@@ -68,6 +69,8 @@ def capacity(config: str | None, **flags: Any) -> None:
     limits = {name: flags.pop(name) for name in DRAWN}
     if cost is not None and url is not None:
         fail("give --url or --cost-model, not both", 2)
+    if cost is not None and keys is not None:
+        fail("--tenant-keys means nothing to a simulation, which goes by the tenants' names", 2)
     limits["requests"] = limits["requests"] or (100 if cost is None else 1000)
     asked = Asked(Targets(tbt, delay), Slo(ttft, tbt), **how)
     loaded = configure(flags, config)
@@ -75,6 +78,7 @@ def capacity(config: str | None, **flags: Any) -> None:
         load = offered(trace, lengths, (asked.start,), limits=limits)
         if cost is None:
             url, key = address(loaded, url)
+            server["keys"] = tenant_keys(keys)
             report = uvloop.run(live(loaded, url, load, asked, api_key=key, **server))
         else:
             report = uvloop.run(simulated(loaded, cost, load, asked))

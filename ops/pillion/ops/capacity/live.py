@@ -1,6 +1,6 @@
 """Rates tried at a running server."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pillion.config import Config
 from pillion.ops.bench import delays, traffic
@@ -22,10 +22,11 @@ async def live(
     model: str | None = None,
     api_key: str | None = None,
     metrics: Sequence[str] = (),
+    keys: Mapping[str, str] | None = None,
 ) -> Report:
-    """Of the server at `url`. Raises NoServer, NoLoad, NoCapacity."""
+    """Of the server at `url`; `keys` are of tenants. Raises NoServer, NoLoad, NoCapacity."""
     async with session(api_key) as http:
-        server = Server(http, url, model)
+        server = Server(http, url, model, keys)
         await server.meet()
         metrics = metrics or await delays.find(http, config, server.url)
         run = traffic.Live(server, http, metrics, asked.slo, asked.drain).run

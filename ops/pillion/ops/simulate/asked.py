@@ -2,11 +2,8 @@
 
 import random
 import resource
-import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from pillion.config import Config
 from pillion.config.tree import DEFAULT_SLO_TBT
 from pillion.ops.measure import Slo
 from pillion.ops.report import tell, write
+from pillion.ops.report.origin import origin
 from pillion.ops.traces import (
     LENGTHS,
     Arrival,
@@ -157,13 +155,10 @@ def _shape(name: str | None) -> Shape:
 def _provenance(
     config: Config, model: StepTime, asked: dict[str, Any], took: float, results: list[Result]
 ) -> dict[str, Any]:
-    origin = model.provenance
+    measured = model.provenance
     simulated = sum(result.ended for result in results)
-    return {
-        "command": " ".join(["pillion", *sys.argv[1:]]),
-        "version": version("pillion"),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cost model": f"{model.hash}: {origin.model} on {origin.hardware}, {origin.date}",
+    made_by = {
+        "cost model": f"{model.hash}: {measured.model} on {measured.hardware}, {measured.date}",
         "load": {name: asked[name] for name in LOAD if asked[name] not in (None, False) and name != "output"},
         "scheduler": {
             name: getattr(config.scheduler, name)
@@ -173,3 +168,4 @@ def _provenance(
         "seconds that took": round(took, 3),
         "most memory, MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }
+    return origin(**made_by)

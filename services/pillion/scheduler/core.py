@@ -4,17 +4,17 @@ Pure: no I/O, no clock, no randomness. The same events at the same times give th
 service, in the simulator and in tests.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from pillion.config import Scheduler
 from pillion.contracts.entries import Control, Facts, Refusal, Request, Tokens
-from pillion.steptime import StepTime, Work
+from pillion.steptime import StepTime
 
 from . import policies
 from .blocks import Pool
 from .budget import UNKNOWN, Budget, limited
 from .correction import Corrected
+from .flights import Flight, Flights
 from .messages import (
     Cancelled,
     Command,
@@ -40,11 +40,8 @@ from .repeat import repeat
 from .roster import Counters, Queue, Roster
 from .sequence import Change, Sequence, State
 
-IN_FLIGHT = 2  # plans: one runs, the next is there before it ends
 SUSPECT = 2  # failed steps without progress after which a sequence runs alone, to tell it from its neighbours
 HOPELESS = SUSPECT + 2  # failed steps, the last two alone, after which a sequence is at fault
-LEAD_MIN, LEAD_MAX = 0.001, 0.050  # seconds
-LEAD_FALL = 0.99  # the lead shrinks by so much a step until the executor is seen idle
 
 
 @dataclass(slots=True)
@@ -54,20 +51,6 @@ class Live:
     request: Request
     sequences: list[Sequence]
     left: int  # choices that have not ended
-
-
-@dataclass(slots=True)
-class Flight:
-    """A plan that was sent and has not returned."""
-
-    step: int  # the plan's number
-    rows: list[Sequence]
-    ends: tuple[int, ...]  # for each row, the position behind the last that it computes
-    work: Work  # of one step
-    sent: float
-    predicted: float  # seconds that it takes, all its steps
-    pipelined: bool  # sent while another was in flight
-    lost: bool = False  # a step before it failed, so its results mean nothing
 
 
 @dataclass(slots=True)
@@ -103,10 +86,8 @@ class Core:
         self._facts: Facts | None = None
         self._roster: Roster | None = None  # these two are there while an executor is attached
         self._budget: Budget | None = None
-        self._flights: deque[Flight] = deque()
+        self._flights = Flights()
         self._step = 0  # the last that was sent
-        self._started = 0.0  # when the oldest step in flight began, as far as is known
-        self._lead = LEAD_MIN
         self._woken_at: float | None = None
 
     # --- events ------------------------------------------------------------------------------------
@@ -221,9 +202,7 @@ class Core:
         self._counters.steps += event.steps
         if event.steps:
             self._budget.cost.learn(flight.work, event.seconds / event.steps)
-        self._adjust_lead(
-            event.gap_seconds if flight.pipelined else now - flight.sent - event.seconds, flight
-        )
+        self._flights.adjust(flight, now, event.seconds, event.gap_seconds)
         self._absolve(flight)
         by_incarnation = self._roster.by_incarnation
         for row in event.rows:
@@ -270,11 +249,11 @@ class Core:
 
     def _land(self, step: int, now: float) -> Flight | None:
         """The oldest plan in flight when it is this step. They return in order."""
-        if self._roster is None or not self._flights or self._flights[0].step != step:
-            return None
-        self._started = now
-        self._roster.returned = step
-        return self._flights.popleft()
+        flight = self._flights.land(step, now)
+        if flight is not None:
+            assert self._roster is not None
+            self._roster.returned = step
+        return flight
 
     def _blame(self, named: list[Sequence], message: str, out: Outbox) -> None:
         """A step failed. Who was in several is run alone; who fails alone as well is at fault and ends."""
@@ -399,34 +378,31 @@ class Core:
             out.plans.append(SendPlan(plan, self._flights[-1].predicted))
 
     def _due(self, now: float) -> bool:
-        if self._roster is None or len(self._flights) >= IN_FLIGHT:
+        if self._roster is None or self._flights.full:
             return False
         if self._suspects:
             return not self._flights  # alone in the step, and with no other step behind it
-        return not self._flights or self._flights[0].lost or now >= self._deadline()
-
-    def _deadline(self) -> float:
-        """When the next plan must be made, if one is in flight."""
-        return self._started + self._flights[0].predicted - self._lead
+        return not self._flights or self._flights[0].lost or now >= self._flights.due
 
     def _wake(self, now: float) -> WakeAt | None:
         if (
             self._roster is None
-            or len(self._flights) != 1
+            or not self._flights
+            or self._flights.full
             or self._suspects
             or self._due(now)
-            or self._deadline() == self._woken_at
+            or self._flights.due == self._woken_at
         ):
             return None
         if not self._requests:
             return None
-        self._woken_at = self._deadline()
+        self._woken_at = self._flights.due
         return WakeAt(self._woken_at)
 
     def _compose(self, now: float) -> Plan | None:
         assert self._roster is not None and self._budget is not None
         suspect = self._roster.suspect = self._suspects[0] if self._suspects else None
-        ahead = max(self._started + self._flights[0].predicted - now, 0.0) if self._flights else 0.0
+        ahead = max(self._flights.begins - now, 0.0) if self._flights else 0.0
         self._budget.hurry(self._left(now + ahead))
         while True:
             draft = Draft(self._step + 1)
@@ -444,8 +420,6 @@ class Core:
         plan = draft.finish(self._roster.releases(), allowed)
         self._step = draft.step
         work = draft.work
-        if not self._flights:
-            self._started = now
         self._flights.append(
             Flight(
                 step=draft.step,
@@ -454,7 +428,7 @@ class Core:
                 work=work,
                 sent=now,
                 predicted=draft.steps * self._budget.cost.predict(work),
-                pipelined=bool(self._flights),
+                pipelined=self._flights.pipelined(now),
             )
         )
         return plan
@@ -470,11 +444,6 @@ class Core:
         waiting = [sequence.told for sequence in self._roster.decoding if sequence.step <= returned]
         return self._budget.target - max(begins - min(waiting, default=begins), 0.0)
 
-    def _adjust_lead(self, idle: float, flight: Flight) -> None:
-        """`idle`: the executor's wait for this plan, or the way to it and back when none was in flight."""
-        needed = idle + self._lead if flight.pipelined and idle > 0 else idle
-        self._lead = min(max(needed, self._lead * LEAD_FALL, LEAD_MIN), LEAD_MAX)
-
     # --- what it looks like ------------------------------------------------------------------------
 
     @property
@@ -489,9 +458,7 @@ class Core:
 
     def overdue(self, now: float) -> float:
         """Seconds that the oldest step in flight is past its predicted end; 0 where there is none."""
-        if not self._flights:
-            return 0.0
-        return max(now - self._started - self._flights[0].predicted, 0.0)
+        return self._flights.overdue(now)
 
     def snapshot(self, now: float = 0.0) -> Snapshot:
         """`now` is needed for `overdue` only."""

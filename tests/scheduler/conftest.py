@@ -1,4 +1,7 @@
-"""Drives the core with a toy executor whose next token depends on every KV position it reads."""
+"""Drives the core with a toy executor whose next token depends on every KV position it reads.
+
+With `pp` stages in its facts plans run beside each other, each stage with a share of a step's time.
+"""
 
 import dataclasses
 import random
@@ -258,7 +261,9 @@ class Drive:
         self.refusals: dict[str, object] = {}
         self.requests: dict[str, Request] = {}
         self.wake: float | None = None
-        self.ends: float | None = None  # when the running step ends
+        self.ends: float | None = None  # when the oldest step in flight ends
+        self._returns: deque[float] = deque()  # over stages: when each in flight ends
+        self._free = [0.0] * self.facts.pp  # when each stage has done all that was sent
         self.times: dict[tuple[str, int], list[float]] = {}
         self.arrived: dict[str, float] = {}
         self.most_in_flight = 0
@@ -285,7 +290,10 @@ class Drive:
                     self.in_flight.append(plan)
                     self.plans.append(plan)
                     self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
-                    if len(self.in_flight) == 1:
+                    if self.facts.pp > 1:
+                        self._returns.append(self._through(plan))
+                        self.ends = self._returns[0]
+                    elif len(self.in_flight) == 1:
                         self.ends = self.now + self.step_time(plan) * plan.steps
                 case Publish(_, items, finished, parked):
                     for item in items:
@@ -300,13 +308,28 @@ class Drive:
         self.preempted_in_several += several * (self.core._counters.preemptions - preempted)
         self.core.check()
 
+    def _through(self, plan: Plan) -> float:
+        """When a plan that is sent now leaves the last stage."""
+        at, share = self.now, self.step_time(plan) / self.facts.pp
+        for stage, free in enumerate(self._free):
+            at = self._free[stage] = max(at, free) + share
+        return at
+
     def _name(self, plan: Plan) -> None:
-        """A sequence takes a slot only after every plan that names it has returned."""
+        """A sequence takes a slot only after every plan that names it has returned, and decodes only when its
+        last token is there as the plan begins.
+        """
         in_flight = set().union(*(self._busy[other.step] for other in self.in_flight))
         for take in plan.take:
             holder = take.request.id, take.choice
             assert (*holder, take.request.life) not in in_flight
             self.holders[take.slot], self.lives[take.slot] = holder, take.request.life
+        decodes = {self.holders[slot] for slot in plan.slots[: plan.decodes]}
+        for other in self.in_flight:
+            if other.step > plan.step - self.facts.pp:
+                assert decodes.isdisjoint(self.named[other.step]), "a decode whose token is not there"
+        assert len(self.in_flight) <= self.facts.pp
+        assert self.facts.pp == 1 or plan.steps == 1
         self.named[plan.step] = {self.holders[slot] for slot in plan.slots}
         self._busy[plan.step] = {(*self.holders[slot], self.lives[slot]) for slot in plan.slots}
 
@@ -323,11 +346,13 @@ class Drive:
     def connect(self, the_facts: Facts | None = None, measured: StepTime | None = None) -> None:
         self.facts = the_facts or self.facts
         self.executor = Executor(self.facts)
+        self._free = [self.now] * self.facts.pp
         self.handle(Connected(self.facts, measured))
 
     def disconnect(self) -> None:
         self.executor = None
         self.in_flight.clear()
+        self._returns.clear()
         self.ends = self.wake = None
         self.handle(Disconnected())
 
@@ -366,7 +391,11 @@ class Drive:
         if self.ends is not None:
             self.now = max(self.now, self.ends)
         following = self.in_flight[0] if self.in_flight else None
-        self.ends = self.now + self.step_time(following) * following.steps if following else None
+        if self.facts.pp > 1:
+            self._returns.popleft()
+            self.ends = self._returns[0] if following else None
+        else:
+            self.ends = self.now + self.step_time(following) * following.steps if following else None
         if fail:
             self.executor.fail(plan)
             self.executor.tainted_until = self.in_flight[-1].step if self.in_flight else 0

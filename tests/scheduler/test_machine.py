@@ -22,7 +22,7 @@ LONGEST = 60  # tokens, prompt and output
 WHOLE = ("request-level", "orca", "prefill-first", "hybrid-only")  # do not split prompts
 
 
-def build(toy, seen, policy):
+def build(toy, seen, policy, stages):
     """The machine's class; `seen` counts what happened, so that the test can tell that it did."""
 
     class Machine(RuleBasedStateMachine):
@@ -49,7 +49,12 @@ def build(toy, seen, policy):
             )
             core = Core(options, hash_block=(lambda content: sum(content[1]) % 3) if collide else hash)
             executor = toy.facts(
-                block_size=BLOCK, num_blocks=blocks, max_step_tokens=most, tile=tile, max_model_len=LONGEST
+                block_size=BLOCK,
+                num_blocks=blocks,
+                max_step_tokens=most,
+                tile=tile,
+                max_model_len=LONGEST,
+                pp=stages,
             )
             self.drive = toy.Drive(core, executor)
             self.count = 0
@@ -120,7 +125,12 @@ def build(toy, seen, policy):
             self.drive.disconnect()
             self.drive.connect(
                 toy.facts(
-                    block_size=BLOCK, num_blocks=blocks, max_step_tokens=64, tile=4, max_model_len=LONGEST
+                    block_size=BLOCK,
+                    num_blocks=blocks,
+                    max_step_tokens=64,
+                    tile=4,
+                    max_model_len=LONGEST,
+                    pp=stages,
                 )
             )
 
@@ -158,7 +168,7 @@ def build(toy, seen, policy):
                 snapshot = self.drive.core.snapshot()
                 total = snapshot.free_blocks + snapshot.cached_blocks + snapshot.referenced_blocks
                 assert total == snapshot.blocks
-                assert snapshot.in_flight <= 2
+                assert snapshot.in_flight <= stages + 1
 
         def teardown(self):
             if not hasattr(self, "drive"):
@@ -185,7 +195,7 @@ def build(toy, seen, policy):
             seen["hits"] += snapshot.hit_tokens
             seen["late"] += snapshot.late_results
             seen["finished"] += len(drive.finished)
-            seen["two in flight"] += drive.most_in_flight == 2
+            seen["as many in flight as may be"] += drive.most_in_flight == stages + 1
             seen["several"] += sum(plan.steps > 1 for plan in drive.plans)
             seen["preempted in several"] += drive.preempted_in_several
 
@@ -203,7 +213,7 @@ HAPPENED = (
     "late",
     "finished",
     "flushed",
-    "two in flight",
+    "as many in flight as may be",
     "several",
     "failed in several",
     "lost in several",
@@ -214,11 +224,11 @@ HAPPENED = (
 SELDOM = {happened for happened in HAPPENED if happened.endswith("in several")}
 
 
-def drive(toy, policy, examples):
-    """What happened in so many random orders under a policy."""
+def drive(toy, policy, examples, stages=1):
+    """What happened in so many random orders under a policy, over so many stages."""
     seen = dict.fromkeys(HAPPENED, 0)
     run_state_machine_as_test(
-        build(toy, seen, policy),
+        build(toy, seen, policy, stages),
         settings=settings(
             max_examples=examples,
             stateful_step_count=40,
@@ -242,3 +252,11 @@ def test_so_it_does_under_every_policy(toy, policy):
     seen = drive(toy, policy, 60)
     seldom = SELDOM | ({"preempted"} if POLICIES[policy].reserves else set())
     assert all(seen[what] for what in HAPPENED if what not in seldom), seen
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("policy", "stages"), [("stall-free", 2), ("stall-free", 4), ("orca", 3)])
+def test_so_it_does_over_stages(toy, policy, stages):
+    seen = drive(toy, policy, 60, stages)
+    several = {"several"} | SELDOM | ({"preempted"} if POLICIES[policy].reserves else set())
+    assert all(seen[what] for what in HAPPENED if what not in several), seen

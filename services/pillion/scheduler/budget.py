@@ -51,6 +51,7 @@ class Budget:
         self.tile = min(settings.tile or facts.tile, facts.max_step_tokens)
         self.cost: Corrected | CostModel = Corrected(measured) if measured else CostModel(self.tile)
         self.most = facts.max_step_tokens  # that a step can compute at all
+        self._stages = facts.pp
         self.bound(settings)
         self._least = settings.min_prefill_share
         self._turns = settings.prefill_guard == "turns"
@@ -71,9 +72,15 @@ class Budget:
         """
         self._left = min(max(left, LEAST_LEFT * self.target), self.target)
 
-    def allow(self, decodes: int, context: int, prefill_start: int | None) -> Allowance:
-        """`context`: the decodes' positions. `prefill_start`: where the first prompt goes on, if any."""
-        budget = self._within(self._left if decodes else self._grown, decodes, context, prefill_start or 0)
+    def allow(
+        self, decodes: int, context: int, prefill_start: int | None, streams: bool = False
+    ) -> Allowance:
+        """`context`: the decodes' positions. `prefill_start`: where the first prompt goes on, if any.
+
+        `streams`: others decode in the steps beside this one, and wait for it at each stage.
+        """
+        seconds = self._left if decodes or streams else self._grown
+        budget = self._within(seconds, decodes, context, prefill_start or 0)
         return self.share(budget, decodes, prefill_start is not None)
 
     def share(self, budget: int, decodes: int, prompts: bool) -> Allowance:
@@ -105,13 +112,17 @@ class Budget:
         return max(1, int((self._repeated - ahead) / self._seconds(work)))
 
     def outlook(self, decodes: int, context: int, slots: int) -> Outlook:
-        """`context`: the decodes' positions in all; `slots`: the most sequences that may run."""
+        """`context`: the decodes' positions in all; `slots`: the most sequences that may run.
+
+        As many steps as stages run beside each other and share the sequences, and each takes its full time.
+        """
         if not self.cost.known:
             return UNKNOWN
-        full, idle = self._full_step(decodes, context), self._full_step(0, 0)
+        stages = self._stages
+        full, idle = self._full_step(-(-decodes // stages), context // stages), self._full_step(0, 0)
         seconds = self._seconds(full)
         mean = context / decodes if decodes else _CONTEXT
-        low, high = 1, slots
+        low, high = 1, -(-slots // stages)
         while low < high:
             middle = (low + high + 1) // 2
             step = self._full_step(middle, int(middle * mean))
@@ -120,10 +131,10 @@ class Budget:
             else:
                 high = middle - 1
         return Outlook(
-            prefill_rate=(full.rows - full.decodes) / seconds,
-            seats=low,
+            prefill_rate=stages * (full.rows - full.decodes) / seconds,
+            seats=min(stages * low, slots),
             step_seconds=seconds,
-            idle_rate=idle.rows / self._seconds(idle),
+            idle_rate=stages * idle.rows / self._seconds(idle),
         )
 
     def _full_step(self, decodes: int, context: int) -> Work:

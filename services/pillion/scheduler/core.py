@@ -127,8 +127,9 @@ class Core:
         slots = min(settings.max_num_seqs, facts.max_num_seqs)
         self._facts = facts
         self._roster = Roster(
-            self._waiting, pool, slots, settings.watermark, self._counters, self._policy.reserves
+            self._waiting, pool, slots, settings.watermark, self._counters, self._policy.reserves, facts.pp
         )
+        self._flights.attach(facts.pp)
         self._budget = Budget(settings, facts, measured)
         self._step = 0
         for live in list(self._requests.values()):
@@ -416,7 +417,8 @@ class Core:
             # Nobody can go on and nothing will return: the latest, lowest gives its blocks to the others.
             prefilling = self._roster.prefilling
             self._roster.preempt(max(prefilling or running, key=lambda sequence: sequence.rank), draft)
-        repeat(draft, self._roster, self._budget, ahead)
+        if self._roster.stages == 1:  # over several, a plan's steps would wait for each other's tokens
+            repeat(draft, self._roster, self._budget, ahead)
         plan = draft.finish(self._roster.releases(), allowed)
         self._step = draft.step
         work = draft.work

@@ -17,7 +17,7 @@ from pillion.scheduler.messages import Connected, Disconnected, Event, Plan, Ste
 
 log = logging.getLogger(__name__)
 
-PLANS = 8  # in the queue to the stream; the core keeps two in flight
+PLANS = 64  # in the queue to the stream; the core keeps one more in flight than the executor has stages
 ANSWER = 10.0  # seconds from an Open to its answer; an executor that hangs gives none
 _RETRY = 0.1  # seconds between attempts to attach
 _OPTIONS = (

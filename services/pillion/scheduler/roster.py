@@ -50,9 +50,10 @@ class Roster:
         watermark: float,
         counters: Counters,
         reserves: bool = False,
+        stages: int = 1,
     ) -> None:
         """`reserves`: a sequence is let in when blocks for all that it may ever hold are there, and keeps a
-        claim to them; else for the tokens that it has, beside the watermark.
+        claim to them; else for the tokens that it has, beside the watermark. `stages`: the executor's.
         """
         self.waiting = waiting
         self.pool = pool
@@ -64,6 +65,8 @@ class Roster:
         self.returned = 0  # the last step whose result is here
         self.free_slots = list(range(slots - 1, -1, -1))
         self.slots = slots
+        self.stages = stages
+        self.most = -(-slots // stages)  # sequences of a step, so that as many steps as stages are alike
         self._releasing: list[int] = []
         self._reserves = reserves
         self._watermark = 0 if reserves else ceil(watermark * pool.size)
@@ -94,6 +97,10 @@ class Roster:
             return everyone
         decoding, prefilling, waiting = ([s for s in group if s is self.suspect] for group in everyone)
         return decoding, prefilling, waiting
+
+    def brought(self, draft: Draft) -> int:
+        """The last step that brings its tokens, here or at the executor, before the draft begins."""
+        return max(self.returned, draft.step - self.stages)
 
     def match(self, sequence: Sequence, draft: Draft) -> tuple[list[Entry], bool]:
         """Cached blocks that continue the sequence, and whether its next block is computed by this draft.

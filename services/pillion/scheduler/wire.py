@@ -50,7 +50,7 @@ def facts(message: pb.Facts) -> Facts:
         dtype=message.dtype,
         backend=message.backend,
         tp=message.tp,
-        pp=message.pp,
+        pp=max(message.pp, 1),  # an executor that does not say is one stage
         backend_reason=message.backend_reason,
     )
 

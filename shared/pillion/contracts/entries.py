@@ -220,7 +220,7 @@ class Facts(Struct, frozen=True):
     dtype: str
     backend: str
     tp: int = 1
-    pp: int = 1
+    pp: int = 1  # stages, at least one; as many plans run at once
     backend_reason: str = ""  # why this backend; for people
 
 

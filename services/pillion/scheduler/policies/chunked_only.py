@@ -16,7 +16,7 @@ class ChunkedOnly:
             prefill(roster, draft, lambda _: budget.limit - draft.tokens, budget.tile)
 
         def decodes() -> None:
-            decode(roster, draft, ready(roster), budget.most)
+            decode(roster, draft, ready(roster, draft), budget.most)
 
         for place in (chunks, decodes) if draft.step % 2 else (decodes, chunks):
             if not draft.rows:

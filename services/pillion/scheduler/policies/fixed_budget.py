@@ -8,5 +8,7 @@ from .stall_free import StallFree
 class FixedBudget(StallFree):
     """Sarathi-Serve's policy as published (OSDI 2024, algorithm 3)."""
 
-    def allow(self, budget: Budget, decodes: list[Sequence], prefill_start: int | None) -> Allowance:
+    def allow(
+        self, budget: Budget, decodes: list[Sequence], prefill_start: int | None, streams: bool
+    ) -> Allowance:
         return budget.share(budget.limit, len(decodes), prefill_start is not None)

@@ -10,7 +10,9 @@ from .stall_free import StallFree
 class HybridOnly(StallFree):
     """Sarathi-Serve's ablation without chunks (OSDI 2024, table 4); blocks are taken as they are needed."""
 
-    def allow(self, budget: Budget, decodes: list[Sequence], prefill_start: int | None) -> Allowance:
+    def allow(
+        self, budget: Budget, decodes: list[Sequence], prefill_start: int | None, streams: bool
+    ) -> Allowance:
         return budget.share(budget.most, len(decodes), prefill_start is not None)
 
     def room(self, draft: Draft, budget: Budget, allowed: Allowance) -> Room:

@@ -32,9 +32,22 @@ def whole(draft: Draft, budget: Budget) -> Room:
     return room
 
 
-def ready(roster: Roster) -> list[Sequence]:
-    """The decodes that can get a token."""
+def unfinished(roster: Roster) -> list[Sequence]:
+    """The decodes that still get tokens."""
     return [sequence for sequence in roster.turn[0] if sequence.computed < sequence.limit]
+
+
+def ready(roster: Roster, draft: Draft) -> list[Sequence]:
+    """The decodes that can get a token in this step.
+
+    Over stages each has its turn in one of as many steps as there are stages, and these share them equally.
+    """
+    decodes = unfinished(roster)
+    if roster.stages == 1:
+        return decodes
+    before, behind = (len(decodes) * step // roster.stages for step in (draft.step, draft.step + 1))
+    brought = roster.brought(draft)
+    return [sequence for sequence in decodes if sequence.step <= brought][: max(behind - before, 1)]
 
 
 def prefill_start(roster: Roster) -> int | None:
@@ -70,7 +83,7 @@ def prefill(roster: Roster, draft: Draft, room: Room, tile: int = 1) -> None:
     """Running prompts first, but behind waiting ones of strictly higher priority; the next come last."""
     _, prefilling, waiting = roster.turn
     running, waiting = prefilling[::-1], waiting[::-1]
-    while (running or waiting) and room(1) > 0:
+    while (running or waiting) and len(draft.rows) < roster.most and room(1) > 0:
         if waiting and (not running or waiting[-1].priority < running[-1].priority):
             sequence = waiting.pop()
             verdict = admit(roster, draft, sequence, room)

@@ -14,5 +14,5 @@ class PrefillFirst:
     def compose(self, roster: Roster, draft: Draft, budget: Budget) -> int:
         prefill(roster, draft, whole(draft, budget))
         if not draft.rows:
-            decode(roster, draft, ready(roster), budget.most)
+            decode(roster, draft, ready(roster, draft), budget.most)
         return budget.most

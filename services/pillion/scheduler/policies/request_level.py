@@ -9,7 +9,7 @@ from .placing import Verdict, admit, advance, decode, ready, whole
 class RequestLevel:
     """FasterTransformer's policy (Sarathi-Serve, algorithm 1): all prompts, then decodes until all are done.
 
-    KV for all that the batch may hold is reserved.
+    KV for all that the batch may hold is reserved. Over stages the batch goes in as many parts.
     """
 
     reserves = True
@@ -22,7 +22,8 @@ class RequestLevel:
                     break
         room = whole(draft, budget)
         for sequence in tuple(roster.turn[1]):
-            advance(roster, draft, sequence, room)
+            if len(draft.rows) < roster.most:
+                advance(roster, draft, sequence, room)
         if not draft.rows:
-            decode(roster, draft, ready(roster), budget.most)
+            decode(roster, draft, ready(roster, draft), budget.most)
         return budget.most

@@ -4,7 +4,7 @@ from ..budget import Allowance, Budget
 from ..plan import Draft
 from ..roster import Roster
 from ..sequence import Sequence
-from .placing import Room, decode, prefill, prefill_start, ready
+from .placing import Room, decode, prefill, prefill_start, ready, unfinished
 
 
 class StallFree:
@@ -13,14 +13,18 @@ class StallFree:
     reserves = False
 
     def compose(self, roster: Roster, draft: Draft, budget: Budget) -> int:
-        decodes = ready(roster)
-        allowed = self.allow(budget, decodes, prefill_start(roster))
+        decodes = ready(roster, draft)
+        streams = bool(decodes or unfinished(roster))
+        allowed = self.allow(budget, decodes, prefill_start(roster), streams)
         decode(roster, draft, decodes, allowed.decodes)
         prefill(roster, draft, self.room(draft, budget, allowed), budget.tile)
         return allowed.tokens
 
-    def allow(self, budget: Budget, decodes: list[Sequence], prefill_start: int | None) -> Allowance:
-        return budget.allow(len(decodes), sum([s.computed for s in decodes]), prefill_start)
+    def allow(
+        self, budget: Budget, decodes: list[Sequence], prefill_start: int | None, streams: bool
+    ) -> Allowance:
+        """`streams`: whether any decodes, in this step or in one beside it."""
+        return budget.allow(len(decodes), sum([s.computed for s in decodes]), prefill_start, streams)
 
     def room(self, draft: Draft, budget: Budget, allowed: Allowance) -> Room:
         return lambda _: allowed.tokens - draft.tokens

@@ -1,0 +1,163 @@
+"""Executors of several stages: as many plans run beside each other, and one is prepared behind them."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from pillion import config
+from pillion.contracts.entries import Facts
+from pillion.scheduler.budget import Budget
+from pillion.scheduler.flights import LEAD_FALL, LEAD_MIN, Flight, Flights
+from pillion.steptime import Curve, StepTime, Work
+
+
+def flight(step: int, sent: float, predicted: float, pipelined: bool | None = True) -> Flight:
+    return Flight(step, [], (), Work(1), sent, predicted, pipelined)
+
+
+def two(*flights: Flight) -> Flights:
+    made = Flights()
+    made.attach(2)
+    made.extend(flights)
+    return made
+
+
+def test_when_a_plan_can_begin():
+    flights = two(flight(1, 0.0, 20.0))
+    assert flights.begins == 10.0 and not flights.full  # half of the step is the first stage's
+    flights.append(flight(2, 9.0, 2.0))
+    assert flights.begins == 20.0  # the first stage is free at 11, the first plan's tokens are there at 20
+    flights.append(flight(3, 19.9, 2.0))
+    assert flights.full
+    assert flights.land(2, 20.5) is None and len(flights) == 3
+    assert flights.land(1, 20.5) is not None
+    assert flights.begins == 21.5  # when the second's tokens are there, half a second later than was foretold
+    assert flights.overdue(21.0) == 0.0 and flights.overdue(23.0) == pytest.approx(1.5)
+
+
+def test_one_stage_counts_from_when_the_plan_before_returned():
+    flights = Flights()
+    flights.append(flight(1, 1.0, 2.0))
+    assert flights.begins == 3.0 and flights.due == 3.0 - LEAD_MIN
+    flights.append(flight(2, 2.9, 2.0))
+    assert flights.full and flights.land(1, 3.5) is not None and flights.begins == 5.5
+
+
+def test_the_lead_follows_waits_that_an_earlier_plan_would_have_spared():
+    flights = two()
+    assert flights.pipelined(0.0) is False
+    flights.append(flight(1, 0.0, 20.0))
+    assert flights.pipelined(9.0) is True and flights.pipelined(11.0) is None
+    flights.append(flight(2, 11.0, 2.0))
+    assert flights.pipelined(15.0) is True  # its tokens are waited for
+    flights.adjust(flight(1, 0.0, 20.0, None), 30.0, 20.0, 5.0)
+    assert flights.lead == LEAD_MIN
+    flights.adjust(flight(1, 0.0, 20.0, True), 30.0, 20.0, 0.004)
+    assert flights.lead == pytest.approx(LEAD_MIN + 0.004)
+    flights.adjust(flight(1, 0.0, 20.0, False), 20.001, 20.0, 9.0)
+    assert flights.lead == pytest.approx((LEAD_MIN + 0.004) * LEAD_FALL)
+
+
+@pytest.mark.parametrize(
+    ("stages", "count", "sizes"), [(1, 6, {6}), (2, 6, {3}), (4, 8, {2}), (4, 6, {1, 2})]
+)
+def test_steps_share_the_decodes_equally_and_each_stream_is_in_each_round(make, toy, stages, count, sizes):
+    drive = make(
+        {"multi_step_seconds": 0.0, "max_num_batched_tokens": 32},
+        {"pp": stages},
+        step_time=lambda plan: 0.01 * stages,
+    )
+    drive.submit(
+        *(toy.request(str(n), toy.prompt(20, n), max_tokens=60, ignore_eos=True) for n in range(count))
+    )
+    drive.until(0.3 * stages)
+    late = drive.plans[-8 * stages : -1]
+    for at in range(len(late) - stages + 1):
+        round_ = late[at : at + stages]
+        assert {plan.decodes for plan in round_} == sizes and sum(plan.decodes for plan in round_) == count
+        named = Counter(slot for plan in round_ for slot in plan.slots)
+        assert len(named) == count and set(named.values()) == {1}
+    for times in drive.times.values():  # no stage waits: a token each time that all stages have done a step
+        gaps = [after - before for before, after in pairwise(times[-9:])]
+        assert gaps == pytest.approx([0.01 * stages] * len(gaps))
+    assert drive.most_in_flight == stages + 1
+    drive.run()
+    drive.check_outputs()
+
+
+def test_a_stream_alone_goes_on_when_its_token_is_there(make, toy):
+    drive = make(executor={"pp": 4}, step_time=lambda plan: 0.04)
+    drive.submit(toy.request("a", toy.prompt(20), max_tokens=10, ignore_eos=True))
+    drive.run()
+    drive.check_outputs("a")
+    assert drive.most_in_flight == 1 and all(plan.steps == 1 for plan in drive.plans)
+    assert drive.times["a", 0] == pytest.approx([0.04 * n for n in range(1, 11)])
+
+
+def test_chunks_of_one_prompt_follow_each_other_through_the_stages(make, toy):
+    drive = make({"max_num_batched_tokens": 64}, {"pp": 4}, step_time=lambda plan: 0.04, connect=False)
+    drive.connect(measured=known(0.04, 0.0))
+    drive.submit(toy.request("a", toy.prompt(256), max_tokens=1))
+    drive.run()
+    assert [plan.tokens for plan in drive.plans] == [64] * 4
+    assert drive.now == pytest.approx(0.01 * 3 + 0.04)  # not four times 0.04
+
+
+def test_a_plan_is_decided_as_late_as_is_safe(make, toy):
+    drive = make({"max_num_batched_tokens": 64}, {"pp": 2}, step_time=lambda plan: 0.2, connect=False)
+    drive.connect(measured=known(0.2, 0.0))
+    drive.submit(toy.request("a", toy.prompt(64), max_tokens=1))
+    drive.submit(toy.request("b", toy.prompt(64, 1), max_tokens=1))
+    assert len(drive.in_flight) == 1
+    drive.until(0.05)
+    drive.submit(toy.request("c", toy.prompt(64, 2), max_tokens=1, priority=-1))
+    drive.until(0.1)
+    assert [take.request.id for plan in drive.plans for take in plan.take] == ["a", "c"]
+
+
+def test_a_step_holds_at_most_its_share_of_the_slots(make, toy):
+    drive = make({"max_num_seqs": 6, "multi_step_seconds": 0.0}, {"pp": 2}, step_time=lambda plan: 0.01)
+    drive.submit(*(toy.request(str(n), toy.prompt(5, n), max_tokens=20) for n in range(9)))
+    drive.run()
+    drive.check_outputs()
+    assert max(len(plan.slots) for plan in drive.plans) == 3
+
+
+def known(base: float, row: float) -> StepTime:
+    return StepTime(base=base, rows=Curve((1, 1001), (row, 1001 * row)), tile=16)
+
+
+def test_streams_in_other_steps_keep_the_target_too(make, toy):
+    drive = make(
+        {"slo_tbt": 0.101, "max_step_seconds": 1.0},
+        {"pp": 2},
+        step_time=lambda plan: 0.02 + 0.001 * plan.tokens,
+        connect=False,
+    )
+    drive.connect(measured=known(0.02, 0.001))
+    drive.submit(toy.request("a", toy.prompt(20), max_tokens=100, ignore_eos=True))
+    drive.until(0.1)
+    drive.submit(toy.request("b", toy.prompt(2000, 1), max_tokens=1))
+    drive.until(1.0)
+    alone = [plan for plan in drive.plans if plan.decodes == 0 and plan.tokens > 20]
+    assert len(alone) > 5
+    assert max(plan.tokens for plan in alone) == 80  # within the target, though max_step_seconds lets more
+    times = drive.times["a", 0]
+    assert max(after - before for before, after in pairwise(times)) < 0.125
+    drive.run()
+    drive.check_outputs()
+
+
+def outlook(stages: int, decodes: int):
+    facts = Facts("m", "f", 4096, 9, (), 16, 1000, 100, 512, 16, "d", "b", pp=stages)
+    budget = Budget(config.Scheduler(slo_tbt=0.101, min_prefill_share=0.0), facts, known(0.02, 0.001))
+    return budget.outlook(decodes, 10 * decodes, 100)
+
+
+def test_what_full_steps_carry_counts_all_that_run_beside_each_other():
+    one, both = outlook(1, 10), outlook(2, 20)
+    assert both.step_seconds == one.step_seconds == pytest.approx(0.1)
+    assert both.prefill_rate == pytest.approx(2 * one.prefill_rate) == pytest.approx(2 * 70 / 0.1)
+    assert both.idle_rate == pytest.approx(2 * one.idle_rate)
+    assert (one.seats, both.seats) == (80, 100)

@@ -66,7 +66,6 @@ class Roster:
         self.free_slots = list(range(slots - 1, -1, -1))
         self.slots = slots
         self.stages = stages
-        self.most = -(-slots // stages)  # sequences of a step, so that as many steps as stages are alike
         self._releasing: list[int] = []
         self._reserves = reserves
         self._watermark = 0 if reserves else ceil(watermark * pool.size)
@@ -101,6 +100,10 @@ class Roster:
     def brought(self, draft: Draft) -> int:
         """The last step that brings its tokens, here or at the executor, before the draft begins."""
         return max(self.returned, draft.step - self.stages)
+
+    def full(self, draft: Draft) -> bool:
+        """Whether the draft has its share of the sequences: as many steps as stages are alike."""
+        return self.stages > 1 and len(draft.rows) * self.stages >= self.slots
 
     def match(self, sequence: Sequence, draft: Draft) -> tuple[list[Entry], bool]:
         """Cached blocks that continue the sequence, and whether its next block is computed by this draft.

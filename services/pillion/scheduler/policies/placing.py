@@ -83,7 +83,7 @@ def prefill(roster: Roster, draft: Draft, room: Room, tile: int = 1) -> None:
     """Running prompts first, but behind waiting ones of strictly higher priority; the next come last."""
     _, prefilling, waiting = roster.turn
     running, waiting = prefilling[::-1], waiting[::-1]
-    while (running or waiting) and len(draft.rows) < roster.most and room(1) > 0:
+    while (running or waiting) and not roster.full(draft) and room(1) > 0:
         if waiting and (not running or waiting[-1].priority < running[-1].priority):
             sequence = waiting.pop()
             verdict = admit(roster, draft, sequence, room)

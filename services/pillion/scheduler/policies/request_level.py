@@ -22,7 +22,7 @@ class RequestLevel:
                     break
         room = whole(draft, budget)
         for sequence in tuple(roster.turn[1]):
-            if len(draft.rows) < roster.most:
+            if not roster.full(draft):
                 advance(roster, draft, sequence, room)
         if not draft.rows:
             decode(roster, draft, ready(roster, draft), budget.most)

@@ -40,6 +40,25 @@ def test_it_learns_base_rows_and_attention():
     assert taught(CostModel(16)).coefficients == taught(CostModel(16)).coefficients
 
 
+def test_it_tells_what_decodes_read_from_what_chunks_reckon():
+    model, draw = CostModel(16), random.Random(5)
+    for _ in range(80):
+        context, pairs = draw.randrange(400_000), draw.randrange(10_000_000)
+        model.learn(Work(64, context=context, pairs=pairs), 0.01 + 8e-8 * context + 3e-9 * pairs)
+    assert model.predict(Work(64, context=300_000)) == pytest.approx(0.034, rel=0.05)
+    assert model.predict(Work(64, pairs=6_000_000)) == pytest.approx(0.028, rel=0.05)
+
+
+def test_a_learned_budget_is_of_what_one_in_twenty_exceeds():
+    model, draw, above = CostModel(16), random.Random(6), 0
+    for number in range(2000):
+        seconds = 0.02 * (1 + draw.expovariate(5))
+        above += number >= 200 and seconds > model.bound(Work(64))
+        model.learn(Work(64), seconds)
+    assert 0.03 < above / 1800 < 0.07
+    assert model.factors == (1.0, model.bound(Work(64)) / model.predict(Work(64)))
+
+
 def test_it_follows_a_change_and_shrugs_at_a_hiccup():
     model = taught(CostModel(16))
     before = model.predict(Work(256))

@@ -1,5 +1,7 @@
 """The core's promises one by one, on a toy executor."""
 
+from pillion.scheduler.messages import StepDone
+
 
 def test_submit_chunk_decode_finish(make, toy):
     drive = make({"max_num_batched_tokens": 64})
@@ -33,11 +35,9 @@ def test_the_next_plan_is_there_before_the_step_ends_and_not_sooner(make, toy):
 
 
 def test_the_lead_grows_while_the_executor_is_seen_idle(toy, make):
-    from pillion.scheduler.messages import StepDone
-
     drive = make({}, {}, lambda plan: 0.05)
     drive.submit(toy.request("a", toy.prompt(20), max_tokens=200, ignore_eos=True))
-    leads = []
+    leads, high = [], []
     for _ in range(60):
         while drive.wake is None:
             drive.finish_step()
@@ -48,8 +48,20 @@ def test_the_lead_grows_while_the_executor_is_seen_idle(toy, make):
         drive.handle(
             StepDone(plan.step, drive.executor.run(plan), 0.05, gap_seconds=0.002 if len(leads) < 30 else 0.0)
         )
+        high.append(drive.core.snapshot().factors[1])
     assert leads[29] > leads[5] + 0.02
     assert leads[29] < 0.06 and leads[-1] < leads[30] * 0.9
+    assert min(high[20:30]) > 1.03 > min(high[40:])  # streams wait for it too
+
+
+def test_an_executor_that_had_nothing_to_do_makes_nobody_late(toy, make):
+    drive = make({}, {}, lambda plan: 0.05)
+    for number in range(10):
+        drive.submit(toy.request(str(number), toy.prompt(20), max_tokens=1))
+        plan = drive.in_flight.popleft()
+        drive.handle(StepDone(plan.step, drive.executor.run(plan), 0.05, gap_seconds=5.0))
+    snapshot = drive.core.snapshot()
+    assert snapshot.steps == 10 and snapshot.factors[1] < 1.05
 
 
 def test_priorities_and_ageing_order_the_queue(make, toy):
@@ -131,8 +143,6 @@ def test_what_the_executor_cannot_run_takes_its_blocks_out_of_the_index(make, to
 def test_nothing_that_a_failed_prompt_computed_is_offered_again(make, toy):
     """A row without numbers spoils rows before it in its chunk; that shows where the last one samples."""
     import dataclasses
-
-    from pillion.scheduler.messages import StepDone
 
     drive = make({"max_num_batched_tokens": 32})
     prompt = toy.prompt(70, 1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pillion.scheduler.budget import LEAST_LEFT, Budget
 from pillion.scheduler.correction import FAST, HIGH, LEAST, MOST, SLOW, Corrected, Quantile
+from pillion.scheduler.cost import CostModel
 from pillion.steptime import Curve, StepTime, Work
 
 MODEL = StepTime(
@@ -69,6 +70,14 @@ def test_the_high_one_is_what_one_in_twenty_exceeds():
             above += ratio > high.value
         high.see(ratio)
     assert above / 18_000 == pytest.approx(0.05, abs=0.005)
+
+
+@pytest.mark.parametrize("cost", [Corrected(MODEL), CostModel(16)])
+def test_the_executors_wait_counts_for_streams_and_not_for_the_step(cost):
+    for _ in range(300):
+        cost.learn(LARGE, 0.1, 0.02)
+    assert cost.predict(LARGE) == pytest.approx(0.1, rel=0.02)
+    assert cost.bound(LARGE) == pytest.approx(0.12, rel=0.04)
 
 
 def test_it_follows_a_machine_that_drifts_and_budgets_follow_it(toy):

@@ -55,9 +55,9 @@ class Corrected:
         """What one step in twenty exceeds."""
         return self.model.seconds(work) * max(self._middle.value, self._high.value)
 
-    def learn(self, work: Work, seconds: float) -> None:
-        """Takes in one measured step."""
+    def learn(self, work: Work, seconds: float, gap: float = 0.0) -> None:
+        """Takes in one measured step, and the executor's wait before it, which streams feel too."""
         predicted = self.model.seconds(work)
         if predicted > 0:
             self._middle.see(seconds / predicted)
-            self._high.see(seconds / predicted)
+            self._high.see((seconds + gap) / predicted)

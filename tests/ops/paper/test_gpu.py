@@ -1,8 +1,10 @@
 """Step times from data sheets, held against what the papers measured."""
 
+import random
+
 import pytest
 
-from pillion.ops.paper.gpu import A100, A6000, GPT_3, LLAMA_13B, TILE, Deployment
+from pillion.ops.paper.gpu import A100, A6000, GPT_3, LLAMA_13B, TILE, Deployment, cost_model
 from pillion.steptime import Work
 
 SMALL = Deployment(LLAMA_13B, A6000)
@@ -34,3 +36,13 @@ def test_each_part_of_a_steps_work_costs():
     )
     assert all(SMALL.seconds(work) > SMALL.seconds(base) for work in costlier)
     assert Deployment(LLAMA_13B, A100, tp=2).seconds(base) < Deployment(LLAMA_13B, A100).seconds(base)
+
+
+def test_the_cost_model_is_exact():
+    draw = random.Random(1)
+    for deployment in (SMALL, Deployment(LLAMA_13B, A100, tp=2)):
+        model = cost_model(deployment)
+        for rows in (1, TILE, TILE + 1, 2 * TILE, *(draw.randrange(1, 8192) for _ in range(100))):
+            decodes = draw.randrange(min(rows, 200))
+            work = Work(rows, decodes, draw.randrange(10**6), 1, draw.uniform(0, 1e8), draw.randrange(201))
+            assert model.seconds(work) == pytest.approx(deployment.seconds(work), rel=1e-9)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, floor
 
-from pillion.steptime import Work
+from pillion.steptime import Curve, StepTime, Work
 
 BYTES = 2  # of a 16-bit number
 TILE = 128  # rows and columns of an output tile: CUTLASS' usual one, and the one that SARATHI names
@@ -21,6 +21,7 @@ READ = 0.8  # of the peak memory rate that streaming reads reach, a round figure
 REDUCE_SECONDS = 20e-6  # of an all-reduce of nothing over NVLink, a round figure
 STEP_SECONDS = 1e-3  # beside the kernels: sampling and launches, a round figure
 USABLE = 0.9  # of a GPU's memory: vLLM's default
+KNOWN = 1 << 14  # rows and samples up to which a cost model is exact; then it goes on as a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,21 @@ class Deployment:
     def send(self, rows: int) -> float:
         """Seconds from one stage to the next, over one link between their machines."""
         return rows * self.model.hidden * BYTES / NETWORK
+
+
+@lru_cache
+def cost_model(deployment: Deployment) -> StepTime:
+    """What a perfect `pillion profile` would find: the same seconds as `deployment.seconds`."""
+    ends = range(TILE, KNOWN + 1, TILE)
+    tiles = (1, *(size for end in ends[:-1] for size in (end, end + 1)), KNOWN, KNOWN + TILE)
+    return StepTime(
+        base=STEP_SECONDS,
+        rows=Curve(tiles, tuple(deployment.linear(n) + deployment.reduce(n) for n in tiles)),
+        sampled=Curve(tiles, tuple(deployment.linear(0, n) for n in tiles)),
+        tile=TILE,
+        pair=deployment.attention(0, 1),
+        context=deployment.attention(1, 0),
+    )
 
 
 @lru_cache(maxsize=1 << 16)

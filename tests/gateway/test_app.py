@@ -42,8 +42,12 @@ async def test_what_is_not_there(start: Any) -> None:
         ("GET", "/v1/models/other", 404, "model_not_found"),
         ("PUT", "/v1/models", 405, "method_not_allowed"),
     ):
-        got, body, _ = await stack.fetch(method, path)
+        got, body, sent = await stack.fetch(method, path)
         assert (got, body["error"]["code"]) == (status, code), path
+        assert sent.get("Allow") == (
+            {"GET": "POST", "POST": "GET", "PUT": "GET"}[method] if got == 405 else None
+        )
+        assert sent["Server"] == "pillion"
         assert set(body["error"]) == {"message", "type", "param", "code"}
         if code == "not_found":
             message = body["error"]["message"]

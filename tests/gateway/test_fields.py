@@ -109,9 +109,29 @@ ACTED: dict[str, tuple[list[Any], list[Any]]] = {
             *([{"type": "function", "function": TOOL["function"] | wrong}] for wrong in WRONG_FUNCTIONS),
         ],
     ),
+    "reasoning_effort": (["none", "minimal", "high", "max"], [1, True, "", "HIGH", [], {}]),
     "tool_choice": (
         ["none", "auto"],
-        ["any", 1, [], {}, {"type": "function"}, {"type": "allowed_tools"}, "required"],
+        [
+            "any",
+            1,
+            [],
+            {},
+            {"type": "function"},
+            {"type": "allowed_tools"},
+            {"type": "custom"},
+            "required",
+            *(
+                {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+                for mode, tools in (
+                    ("none", [TOOL]),
+                    ("auto", []),
+                    ("auto", None),
+                    ("auto", [{"type": "custom"}]),
+                    ("auto", [1]),
+                )
+            ),
+        ],
     ),
     "response_format": (
         [
@@ -185,7 +205,6 @@ HARMLESS: dict[str, list[Any]] = {
     "function_call": ["none", "auto"],
     "modalities": [["text"]],
     "mm_processor_kwargs": [{}],
-    "reasoning_effort": ["none"],
     "suffix": [""],
     "echo": [False],
     "logprob_token_ids": [[]],
@@ -323,7 +342,15 @@ def test_what_is_said_of_tools_together() -> None:
     assert forms.chat(chat | {"parallel_tool_calls": False}).tools == Tools((TOOL,), parallel=False)
     assert forms.chat(chat | {"tool_choice": "required"}).tools == Tools((TOOL,), required=True)
     named = {"type": "function", "function": {"name": "f"}}
-    assert forms.chat(chat | {"tool_choice": named}).tools == Tools((TOOL,), required=True, only="f")
+    assert forms.chat(chat | {"tool_choice": named}).tools == Tools(
+        (TOOL,), required=True, only=("f",), parallel=False
+    )
+    other = TOOL | {"function": {"name": "g"}}
+    some = {"mode": "auto", "tools": [named]}
+    both = chat | {"tools": [TOOL, other], "tool_choice": {"type": "allowed_tools", "allowed_tools": some}}
+    assert forms.chat(both).tools == Tools((TOOL, other), only=("f",)), "the model is told of all"
+    some["mode"] = "required"
+    assert forms.chat(both).tools == Tools((TOOL, other), required=True, only=("f",))
     none = forms.chat(chat | {"tool_choice": "none"})
     assert none.tools is None and none.prompt.tools == (), "who may not call is not told what"
     assert forms.chat(MINIMAL[CHAT] | {"tool_choice": "auto"}).tools is None
@@ -331,7 +358,12 @@ def test_what_is_said_of_tools_together() -> None:
     assert forms.chat(chat).output.show_thinking
     assert not forms.chat(chat | {"include_reasoning": False}).output.show_thinking
     named = {"type": "function", "function": {"name": "g"}}
-    for wrong in (MINIMAL[CHAT] | {"tool_choice": "required"}, chat | {"tool_choice": named}):
+    unknown = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    for wrong in (
+        MINIMAL[CHAT] | {"tool_choice": "required"},
+        chat | {"tool_choice": named},
+        chat | {"tool_choice": unknown},
+    ):
         with pytest.raises(ApiError) as refusal:
             forms.chat(wrong)
         assert refusal.value.param == "tool_choice"
@@ -428,6 +460,8 @@ def test_unknown_keys_in_messages_are_ignored_and_counted() -> None:
         ([{"role": "user", "content": [{"type": "text", "text": 5}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "x"}, 5], "messages[1]"),
+        ([{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}], "messages[0].content[0].type"),
+        ([{"role": "assistant", "content": [{"type": "refusal"}]}], "messages[0].content[0].refusal"),
         ([{"role": "assistant", "content": "x", "tool_calls": [5]}], "messages[0].tool_calls[0]"),
         *(
             (
@@ -480,6 +514,9 @@ def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     prompt: Any = forms.chat({"messages": [{"role": "user", "content": parts}]}).prompt
     assert prompt.messages[0]["content"] == "a\nb"
+    said = [parts[0], {"type": "refusal", "refusal": "no", "text": "x"}]
+    prompt = forms.chat({"messages": [{"role": "assistant", "content": said}]}).prompt
+    assert (prompt.messages[0]["content"], prompt.ignored_keys) == ("a\nno", 1)
 
 
 @pytest.mark.parametrize(

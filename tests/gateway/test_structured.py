@@ -6,16 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
+from opentelemetry.trace import INVALID_SPAN
 
 from pillion.contracts.entries import Constraint
 from pillion.gateway.compiler import Compiler
+from pillion.gateway.generate import who_asks
 from pillion.gateway.guard import Guard
 from pillion.gateway.model import Model
 from pillion.gateway.protocol import forms
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Shape
 from pillion.gateway.protocol.structured import SPACES
+from pillion.gateway.state import Sender
 from pillion.gateway.templates import ChatTemplate
+from pillion.gateway.turns import Who
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}, "x-guidance": {"lenient": True}}
@@ -107,7 +112,7 @@ async def test_what_can_be_compiled_passes(compiler: Compiler, demo_model: Model
         # Not strict: what cannot be enforced is passed over.
         shape(response_format={"type": "json_schema", "json_schema": {"schema": {"not": {}}}}),
     ):
-        await compiler.check(demo_model, found)
+        await compiler.check(demo_model, found, Who("one"))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +153,7 @@ async def test_what_cannot_be_compiled_is_said_while_the_loop_goes_on(
     for _ in range(2):
         turns = 0
         with pytest.raises(ApiError) as refusal:
-            await compiler.check(demo_model, shape(**fields))
+            await compiler.check(demo_model, shape(**fields), Who("one"))
         assert (refusal.value.status, refusal.value.param, refusal.value.code) == (400, param, code)
         assert words in refusal.value.message
         seen.append(turns)
@@ -159,7 +164,7 @@ async def test_what_cannot_be_compiled_is_said_while_the_loop_goes_on(
 
 def asks(compiler: Compiler, model: Model, tenant: str, *patterns: str) -> list["asyncio.Task[None]"]:
     return [
-        asyncio.create_task(compiler.check(model, shape(guided_regex=pattern), tenant))
+        asyncio.create_task(compiler.check(model, shape(guided_regex=pattern), Who(tenant)))
         for pattern in patterns
     ]
 
@@ -178,7 +183,23 @@ async def test_a_flood_delays_nobody_else_and_is_sent_away(compiler: Compiler, d
     assert {(one.status, one.code, one.headers()["Retry-After"]) for one in sent_away} == {
         (429, "grammar_queue_full", "2")
     }
-    await compiler.check(demo_model, shape(guided_regex="b"), "flood")
+    await compiler.check(demo_model, shape(guided_regex="b"), Who("flood"))
+
+
+@pytest.mark.parametrize(
+    ("tenant", "header", "who"),
+    [
+        ("", None, Who("127.0.0.1")),
+        ("alice", "", Who("alice")),
+        ("alice", "10.0.0.1", Who("alice", "10.0.0.1")),
+        ("", "made up, 10.0.0.7, 192.0.2.3 ", Who("127.0.0.1", "192.0.2.3")),
+        ("", "x" * 9000, Who("127.0.0.1", "x" * 64)),
+    ],
+)
+def test_whose_constraint_it_is(tenant: str, header: str | None, who: Who) -> None:
+    http = make_mocked_request("POST", "/", {} if header is None else {"X-Forwarded-For": header})
+    http = http.clone(remote="127.0.0.1")
+    assert who_asks(http, Sender("id", tenant, None, INVALID_SPAN)) == who
 
 
 async def test_what_many_ask_for_is_compiled_once(compiler: Compiler, demo_model: Model) -> None:

@@ -30,7 +30,7 @@ _SAID_ELSEWHERE = {
     "structured_outputs": "object",
     "guided_json": "JSON Schema, or one as text",
     "tools": "at most 128 functions",
-    "tool_choice": '`"none"`, `"auto"`, `"required"` or a named function',
+    "tool_choice": '`"none"`, `"auto"`, `"required"`, a named function or `allowed_tools`',
 }
 
 _TEXT = Path(__file__).with_suffix(".md")

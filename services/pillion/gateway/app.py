@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -140,9 +140,7 @@ class App:
             )
         handler = methods.get("GET" if method == "HEAD" else method)
         if handler is None:
-            raise ApiError(
-                405, f"{path[:128]} takes {', '.join(methods)}, not {method}.", code="method_not_allowed"
-            )
+            raise _not_allowed(path, method, methods)
         return handler
 
     async def _raw(self, http: web.Request) -> bytes:
@@ -193,7 +191,7 @@ class App:
 
     async def _resume(self, http: web.Request) -> web.StreamResponse:
         if http.method == "HEAD":  # it would take the stream from who reads it
-            raise ApiError(405, "/v1/streams/ takes GET, DELETE, not HEAD.", code="method_not_allowed")
+            raise _not_allowed(http[PATH], "HEAD", ("GET", "DELETE"))
         name = identity(http[PATH])
         with self._serving(http, "/v1/streams/{id}") as sender:
             standing = await find(self.state, name, sender.tenant)
@@ -326,6 +324,12 @@ class App:
         return web.Response(body=self.state.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
+def _not_allowed(path: str, method: str, methods: Iterable[str]) -> ApiError:
+    allow = tuple(methods)
+    message = f"{path[:128]} takes {', '.join(allow)}, not {method}."
+    return ApiError(405, message, code="method_not_allowed", allow=allow)
+
+
 def _fits(path: str, pattern: str) -> bool:
     """Whether the path is the pattern's, with something for its `{id}`; that may have slashes."""
     before, _, behind = pattern.partition("{id}")
@@ -342,6 +346,7 @@ async def _mark(http: web.Request, response: web.StreamResponse) -> None:
     """The system's id goes with every answer, and the client's own beside it."""
     # What aiohttp refuses by itself, as an unknown expectation, has no id yet.
     response.headers["x-request-id"] = http.get(IDENTITY) or ids.request_id()
+    response.headers["Server"] = "pillion"  # and not what it is made with
     label = _label(http)
     if label is not None:
         response.headers["x-client-request-id"] = label

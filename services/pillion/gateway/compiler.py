@@ -11,13 +11,14 @@ from pillion.contracts.entries import Constraint
 from pillion.gateway.model import Model
 from pillion.gateway.protocol.errors import ApiError, bad, contradiction, unavailable
 from pillion.gateway.protocol.request import Shape, Wishes
-from pillion.gateway.turns import Turns
+from pillion.gateway.turns import Turns, Who
 from pillion.grammar import Grammars, GrammarsGone
 
 log = logging.getLogger(__name__)
 
 SECONDS = 0.5  # of the processor for one; the executor, which compiles it again, has more patience
-MAX_WAITING = 32  # of a tenant's
+MAX_WAITING = 32  # of a sender's
+MAX_OF_TENANT = 256
 PATIENCE = 15.0  # seconds that a request waits for a verdict
 RETRY = 2.0  # seconds
 KEPT = 512  # verdicts
@@ -37,7 +38,7 @@ class Question:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A question, for all of a tenant's requests that have the same."""
+    """A question, for all of a sender's requests that have the same."""
 
     model: Model
     question: Question
@@ -46,41 +47,41 @@ class _Job:
 
 
 class Compiler:
-    """One grammar process, one at a time, beside the event loop; tenants take turns."""
+    """One grammar process, one at a time, beside the event loop; tenants take turns, and senders within."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "grammar")
         self._grammars: Grammars | None = None
-        self._turns: Turns[_Job] = Turns(MAX_WAITING)
-        self._jobs: dict[tuple[str, Question], _Job] = {}
+        self._turns: Turns[_Job] = Turns(MAX_WAITING, MAX_OF_TENANT)
+        self._jobs: dict[tuple[Who, Question], _Job] = {}
         self._working: asyncio.Task[None] | None = None
         self._known: OrderedDict[Question, str] = OrderedDict()
 
-    async def check(self, model: Model, shape: Shape, tenant: str = "") -> None:
-        """Raises ApiError: 400 for what cannot be compiled, 429 where too much of the tenant's waits, 503
+    async def check(self, model: Model, shape: Shape, who: Who) -> None:
+        """Raises ApiError: 400 for what cannot be compiled, 429 where too much of theirs waits, 503
         where it cannot be told.
         """
         for part in shape.parts:
-            await self.check(model, part, tenant)
-        if error := await self._verdict(model, Question(shape.constraint), tenant):
+            await self.check(model, part, who)
+        if error := await self._verdict(model, Question(shape.constraint), who):
             code = "invalid_schema" if shape.constraint.kind == "json" else "invalid_grammar"
             raise bad(shape.param, f"{shape.param}: {error}.", code)
 
-    async def begins(self, model: Model, shape: Shape, wishes: Wishes, words: set[int], tenant: str) -> None:
+    async def begins(self, model: Model, shape: Shape, wishes: Wishes, words: set[int], who: Who) -> None:
         """Raises ApiError: 400 where none of the tokens that may come first can be drawn. `words`: the tokens
         that are bad words by themselves. For a shape that has passed the check.
         """
         barred = {"bad_words": words, "stop_token_ids": set(wishes.stop_token_ids)}
         question = Question(shape.constraint, wishes.allowed_token_ids, frozenset().union(*barred.values()))
-        if (question.only or question.never) and await self._verdict(model, question, tenant):
+        if (question.only or question.never) and await self._verdict(model, question, who):
             fields = {"allowed_token_ids": question.only, **barred}
             raise contradiction([shape.param, *(name for name, tokens in fields.items() if tokens)])
 
-    async def _verdict(self, model: Model, question: Question, tenant: str) -> str:
+    async def _verdict(self, model: Model, question: Question, who: Who) -> str:
         if (known := self._known.get(question)) is not None:
             self._known.move_to_end(question)
             return known
-        job = self._jobs.get((tenant, question)) or self._add(model, question, tenant)
+        job = self._jobs.get((who, question)) or self._add(model, question, who)
         job.askers += 1
         try:
             async with asyncio.timeout(PATIENCE):
@@ -94,12 +95,12 @@ class Compiler:
         finally:
             job.askers -= 1
             if not job.askers and not job.verdict.done():
-                self._turns.drop(tenant, job)
-                self._jobs.pop((tenant, question), None)
+                self._turns.drop(who, job)
+                self._jobs.pop((who, question), None)
 
-    def _add(self, model: Model, question: Question, tenant: str) -> _Job:
+    def _add(self, model: Model, question: Question, who: Who) -> _Job:
         job = _Job(model, question, asyncio.get_running_loop().create_future())
-        if not self._turns.add(tenant, len(question.constraint.text), job):
+        if not self._turns.add(who, len(question.constraint.text), job):
             raise ApiError(
                 429,
                 f"{MAX_WAITING} constraints of yours wait to be compiled already. Try again later; one that "
@@ -108,7 +109,7 @@ class Compiler:
                 code="grammar_queue_full",
                 retry_after=RETRY,
             )
-        self._jobs[tenant, question] = job
+        self._jobs[who, question] = job
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work(), name="grammars")
         return job
@@ -116,7 +117,7 @@ class Compiler:
     async def _work(self) -> None:
         """Until nothing waits."""
         while (taken := self._turns.take()) is not None:
-            tenant, job = taken
+            who, job = taken
             begun = clock.monotonic()
             try:
                 error = await self._answer(job)
@@ -129,15 +130,15 @@ class Compiler:
                 if not job.verdict.done():
                     job.verdict.set_result(error)
             finally:
-                self._turns.charge(tenant, clock.monotonic() - begun)
-                if self._jobs.get((tenant, job.question)) is job:
-                    del self._jobs[tenant, job.question]
+                self._turns.charge(who, clock.monotonic() - begun)
+                if self._jobs.get((who, job.question)) is job:
+                    del self._jobs[who, job.question]
 
     async def _answer(self, job: _Job) -> str:
         if self._grammars is None:
             self._grammars = Grammars(job.model.located, job.model.tokenizer.vocab_size, 1, SECONDS)
         question = job.question
-        known = self._known.get(question)  # another tenant may have asked the same
+        known = self._known.get(question)  # another one may have asked the same
         if known is not None:
             return known
         error = await asyncio.get_running_loop().run_in_executor(

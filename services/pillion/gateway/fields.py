@@ -26,6 +26,7 @@ MAX_BAD_WORD = 256  # characters
 MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 1024  # of the form; the configuration sets a lower bound
 MAX_LABEL = 512
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # What templates get from the server, and `self`, which is Jinja's own.
 TEMPLATE_OWN = (
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "self",
@@ -126,6 +127,7 @@ FIELDS: tuple[Field, ...] = (
     acted("tools", (CHAT, TOKENIZE), tools.definitions, ()),
     acted("tool_choice", (CHAT,), tools.choice),
     acted("parallel_tool_calls", (CHAT,), _boolean, True),
+    acted("reasoning_effort", (CHAT, TOKENIZE), values.one_of(EFFORTS)),
     acted("include_reasoning", (CHAT,), _boolean, True),
     acted("truncate_prompt_tokens", GENERATE, _integer(-1, values.INT32)),
     acted("truncation_side", GENERATE, values.one_of(("left", "right")), "left"),
@@ -195,7 +197,6 @@ FIELDS: tuple[Field, ...] = (
     refused("prompt_embeds", GENERATE, _texts_only),
     refused("moderation", (CHAT,), "there is no moderation"),
     refused("prediction", (CHAT,), "predicted outputs are not supported"),
-    refused("reasoning_effort", (CHAT,), _thinking, unless=("none",)),
     refused("thinking_token_budget", (CHAT,), _thinking),
     refused("web_search_options", (CHAT,), "there is no web search"),
     refused("suffix", (COMPLETION,), "filling in the middle is not supported", unless=("",)),

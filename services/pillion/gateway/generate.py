@@ -13,7 +13,10 @@ from pillion.gateway.protocol.entry import Envelope, cut, entry, single
 from pillion.gateway.protocol.request import Generation, Messages, Texts
 from pillion.gateway.reply import reply
 from pillion.gateway.state import Sender, State
+from pillion.gateway.turns import Who
 from pillion.telemetry import names, tracing
+
+MAX_ADDRESS = 64  # characters
 
 
 async def generate(
@@ -35,8 +38,7 @@ async def generate(
     )
     asked = model.shaped(asked, prompts)
     if (shape := asked.shape) is not None:
-        # Where nobody needs a key, who asks is told by the address.
-        who = sender.tenant or http.remote or ""
+        who = who_asks(http, sender)
         await state.compiler.check(model, shape, who)
         if asked.output.thinking:
             asked = replace(asked, shape=shape.behind(thinking.CLOSE))
@@ -72,3 +74,11 @@ async def generate(
         call = Call(request, head, answer, account, state.bus, once)
         with state.live(call):
             return await reply(http, call, running(call, account, call.submit))
+
+
+def who_asks(http: web.Request, sender: Sender) -> Who:
+    """Whose constraint it is. Where nobody needs a key, the address tells; and of all who come through one
+    proxy, the address that it added. Who writes that header without a proxy divides the own share.
+    """
+    told = http.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
+    return Who(sender.tenant or http.remote or "", told[:MAX_ADDRESS])

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pillion.config import Config
 from pillion.gateway import thinking
@@ -112,6 +112,11 @@ class Model:
             rendered = bare(rendered)
         return tuple(self.tokenizer.encode_chat(rendered, add_special=prompt.add_special_tokens))
 
+    def _effort(self, effort: str | None) -> dict[str, Any]:
+        if effort is None:
+            return {}
+        return thinking.variables(effort, self.template.tool_source, thinks=self.thinks)
+
     def _render(self, prompt: Messages) -> str:
         messages, tools = prompt.messages, prompt.tools
         if self.call_form is not None and not knows_tools(self.template.tool_source):
@@ -123,7 +128,7 @@ class Model:
                 tools=tools,
                 add_generation_prompt=prompt.add_generation_prompt,
                 continue_final_message=prompt.continue_final_message,
-                kwargs=prompt.kwargs,
+                kwargs={**self._effort(prompt.effort), **(prompt.kwargs or {})},
             )
         except TemplateError as error:
             raise ApiError(

@@ -35,7 +35,7 @@ def shaped(
     names = tuple(tool["function"]["name"] for tool in tools.definitions)
     calls = Calls(
         form,
-        names if tools.only is None else (tools.only,),
+        tools.only or names,
         single=not (tools.parallel or forced),  # else the grammar sees to that
         certain=forced,
         early=asked.output.stream,
@@ -60,7 +60,7 @@ def _shape(tools: Tools, calls: Calls, controls: Controls, content: Shape | None
         FORMS[calls.form].frame(controls),
         functions,
         controls,
-        several=tools.parallel and tools.only is None,
+        several=tools.parallel,
         content=None if content is None else content.constraint.text,
     )
     param = "tools" if content is None else content.param

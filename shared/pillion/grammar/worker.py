@@ -39,6 +39,7 @@ from pillion.modelfiles.vocabulary import Vocabulary, vocabulary
 MEMORY = 2 << 30  # bytes of address space beyond what the tokenizer takes
 KEPT = 64  # compiled grammars
 _LIMITS = LLParserLimits(max_lexer_states=50_000, precompute_large_lexemes=False, verbose_errors=False)
+_DEAD_END = "NoExtensionBias"  # the text would have to go on with what the vocabulary has no token for
 _MESSAGES = msgspec.msgpack.Decoder(Check | Open | Close | Mask)
 
 
@@ -64,6 +65,7 @@ class Grammars:
     def __init__(self, known: Vocabulary, vocab_size: int) -> None:
         ends = [token for token in known.ends if token < vocab_size]
         self._tokenizer = LLTokenizer(_Tokens(known, vocab_size), n_vocab=vocab_size, eos_token=ends)  # type: ignore[arg-type]
+        self._nothing = bytes(width(vocab_size))
         self._kept: OrderedDict[Constraint, LLMatcher] = OrderedDict()
         self._slots: dict[int, LLMatcher | str] = {}
 
@@ -99,7 +101,10 @@ class Grammars:
         if isinstance(matcher, str):
             return b"", Made(False, matcher)
         bits = b"" if matcher.is_error() else matcher.compute_bitmask()
-        if error := matcher.get_error():
+        error = matcher.get_error()
+        if error.startswith(_DEAD_END):
+            return self._nothing, Made(False)
+        if error:
             return b"", Made(False, error.partition("\n")[0])
         return bits, Made(matcher.is_accepting())
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from pillion.contracts.entries import Constraint
-from pillion.grammar import Grammars, GrammarsGone
+from pillion.grammar import Grammars, GrammarsGone, wire, worker
+from pillion.grammar.wire import Made
 from pillion.modelfiles import Located, locate
+from pillion.modelfiles.vocabulary import vocabulary
 from tests.conftest import TinyModel
 
 V = 320
@@ -125,6 +127,19 @@ def test_masks_stand_apart_in_any_order(grammars: Grammars) -> None:
     masks = {slot: int.from_bytes(mask.bits, "little") for slot, mask in grammars.answer().items()}
     exclamation = A - ord("a") + ord("!")
     assert masks == dict.fromkeys(range(4), 1 << A | 1 << (A + 1) | 1 << exclamation)
+
+
+def test_where_the_vocabulary_has_no_token_that_goes_on_nothing_is_allowed(located: Located) -> None:
+    """It is then what was asked for that cannot be, and no failure."""
+    known = vocabulary(located)
+    few_tokens = known.pieces.index(b"z")
+    few = worker.Grammars(known, few_tokens)
+    few.open(0, Constraint("regex", "b?z"), [])
+    few.open(1, Constraint("regex", "bz"), [known.pieces.index(b"b")])
+    bits, _ = few.mask(0)
+    assert [at for at in range(len(bits) * 8) if bits[at >> 3] >> (at & 7) & 1] == [known.pieces.index(b"b")]
+    for _ in range(2):
+        assert few.mask(1) == (bytes(wire.width(few_tokens)), Made(False))
 
 
 def test_a_slot_that_fails_alone_leaves_no_answer_behind(grammars: Grammars) -> None:

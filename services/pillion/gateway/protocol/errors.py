@@ -29,6 +29,7 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after: float | None = None,
         rates: tuple[Rate, ...] = (),
+        allow: Sequence[str] = (),
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -38,6 +39,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after  # seconds
         self.rates = rates
+        self.allow = allow  # the methods that there are instead
 
     def headers(self) -> dict[str, str]:
         """What goes beside the body: when to come back, and how the client stands with its limits."""
@@ -46,6 +48,8 @@ class ApiError(Exception):
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after)))
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
+        if self.allow:
+            headers["Allow"] = ", ".join(self.allow)
         for rate in self.rates:
             headers[f"x-ratelimit-limit-{rate.kind}"] = str(rate.limit)
             headers[f"x-ratelimit-remaining-{rate.kind}"] = str(rate.left)

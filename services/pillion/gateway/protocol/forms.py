@@ -79,6 +79,7 @@ def _messages(asked: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> Messa
         bool(asked["add_special_tokens"]),
         asked["parse_special"],
         ignored,
+        asked["reasoning_effort"],
     )
 
 

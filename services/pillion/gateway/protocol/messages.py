@@ -10,7 +10,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")  # names of one thing
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 KNOWN = frozenset(("role", "content", "name", "tool_calls", "tool_call_id", *REASONING))
 MAX_NAME = 256  # characters of a function's
-KNOWN_OF_PARTS = frozenset(("type", "text"))
+KNOWN_OF_PARTS = {"text": frozenset(("type", "text")), "refusal": frozenset(("type", "refusal"))}
 KNOWN_OF_CALLS = frozenset(("id", "type", "function"))
 KNOWN_OF_FUNCTIONS = frozenset(("name", "arguments"))
 
@@ -20,6 +20,10 @@ _text = values.text(1 << 30, empty=True)
 _PART = {
     "type": "object", "required": ["type", "text"],
     "properties": {"type": {"const": "text"}, "text": _text.schema},
+}  # fmt: skip
+_REFUSAL = {
+    "type": "object", "required": ["type", "refusal"],
+    "properties": {"type": {"const": "refusal"}, "refusal": _text.schema},
 }  # fmt: skip
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _CALL = {
@@ -32,6 +36,7 @@ _CALL = {
     },
 }  # fmt: skip
 _CONTENT = (_text.schema, {"type": "array", "items": _PART, "minItems": 1})
+_SAID = {"type": "array", "items": {"anyOf": [_PART, _REFUSAL]}, "minItems": 1}
 _OTHERS: dict[str, Any] = {
     "type": "object",
     "required": ["role", "content"],
@@ -45,7 +50,7 @@ _OTHERS: dict[str, Any] = {
 _ASSISTANT = _OTHERS | {
     "required": ["role"],
     "properties": _OTHERS["properties"]
-    | {"role": {"const": "assistant"}, "content": {"anyOf": [*_CONTENT, {"type": "null"}]}},
+    | {"role": {"const": "assistant"}, "content": {"anyOf": [_text.schema, _SAID, {"type": "null"}]}},
 }
 SCHEMA = {"type": "array", "items": {"anyOf": [_OTHERS, _ASSISTANT]}, "minItems": 1}
 """What `messages` takes, in JSON Schema."""
@@ -74,7 +79,7 @@ def _ignored(message: dict[str, Any]) -> int:
     functions = [call["function"] for call in calls if isinstance(call.get("function"), dict)]
     return (
         len(message.keys() - KNOWN)
-        + sum(len(part.keys() - KNOWN_OF_PARTS) for part in parts)
+        + sum(len(part.keys() - KNOWN_OF_PARTS[part["type"]]) for part in parts)
         + sum(len(call.keys() - KNOWN_OF_CALLS) for call in calls)
         + sum(len(function.keys() - KNOWN_OF_FUNCTIONS) for function in functions)
     )
@@ -99,7 +104,9 @@ def _message(path: str, message: dict[str, Any]) -> dict[str, Any]:
         ]
     content = message.get("content")
     if content is not None:
-        result["content"] = _content(f"{path}.content", content)
+        result["content"] = _content(
+            f"{path}.content", content, ("text", "refusal")[: 1 + (role == "assistant")]
+        )
     elif role != "assistant":
         raise bad(f"{path}.content", f"{path}.content is required.", "missing_required_parameter")
     else:
@@ -130,8 +137,10 @@ def _arguments(path: str, value: Any) -> dict[str, Any]:
     return given
 
 
-def _content(path: str, content: Any) -> str:
-    """A text, or text parts joined by line breaks: templates of text models write contents as they are."""
+def _content(path: str, content: Any, kinds: tuple[str, ...]) -> str:
+    """A text, or parts of these kinds joined by line breaks: templates of text models write contents as they
+    are.
+    """
     if isinstance(content, str):
         return content
     if content == []:
@@ -141,9 +150,9 @@ def _content(path: str, content: Any) -> str:
         at = f"{path}[{index}]"
         part = values.mapping(at, entry)
         kind = part.get("type")
-        if kind != "text":
+        if kind not in kinds:
             raise bad(f"{at}.type", f"{at}.type must be text: the model reads nothing else.", "invalid_value")
-        texts.append(_text(f"{at}.text", part.get("text")))
+        texts.append(_text(f"{at}.{kind}", part.get(kind)))
     return "\n".join(texts)
 
 

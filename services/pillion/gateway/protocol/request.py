@@ -26,7 +26,7 @@ class Tools:
 
     definitions: tuple[dict[str, Any], ...]
     required: bool = False  # at least one of them is called
-    only: str | None = None  # the one
+    only: tuple[str, ...] = ()  # of these; () for any
     parallel: bool = True  # more than one call may be made
 
 
@@ -42,6 +42,7 @@ class Messages:
     add_special_tokens: bool = False  # beside those that the template writes
     parse_special: bool = False  # control tokens in its texts are read as such
     ignored_keys: int = 0  # unknown keys inside the messages
+    effort: str | None = None  # how much the model is to reason
 
 
 @dataclass(frozen=True, slots=True)

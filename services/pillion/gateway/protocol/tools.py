@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from pillion.gateway.protocol import values
@@ -79,37 +80,77 @@ def described(listed: Iterable[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     )
 
 
+_NAMED = {
+    "type": "object", "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": _name_schema}},
+    },
+}  # fmt: skip
+_ALLOWED = {
+    "type": "object", "required": ["mode", "tools"],
+    "properties": {
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "items": _NAMED, "minItems": 1, "maxItems": MAX_TOOLS},
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`only`: the functions that may be called, () for all; `one`: there is one call."""
+
+    mode: str = "auto"
+    only: tuple[str, ...] = ()
+    one: bool = False
+
+
 @values.passes({
     "anyOf": [
         {"enum": list(_MODES)},
+        _NAMED,
         {
-            "type": "object", "required": ["type", "function"],
-            "properties": {
-                "type": {"const": "function"},
-                "function": {"type": "object", "required": ["name"], "properties": {"name": _name_schema}},
-            },
+            "type": "object", "required": ["type", "allowed_tools"],
+            "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": _ALLOWED},
         },
     ]
 })  # fmt: skip
-def choice(name: str, value: Any) -> tuple[str, str | None]:
-    """The mode, and the one function that must be called."""
+def choice(name: str, value: Any) -> Choice:
     if isinstance(value, str):
-        return values.one_of(_MODES)(name, value), None
-    chosen = values.mapping(name, value)
+        return Choice(values.one_of(_MODES)(name, value))
+    kind = values.mapping(name, value).get("type")
+    if kind == "function":
+        return Choice("required", (_named(name, value),), one=True)
+    if kind != "allowed_tools":
+        raise bad(f"{name}.type", f"{name}.type must be function or allowed_tools.", "invalid_value")
+    path = f"{name}.allowed_tools"
+    allowed = values.mapping(path, value.get("allowed_tools"))
+    mode = values.one_of(("auto", "required"))(f"{path}.mode", allowed.get("mode"))
+    listed = values.listed(values.unchecked({}), MAX_TOOLS)(f"{path}.tools", allowed.get("tools"))
+    if not listed:
+        raise bad(f"{path}.tools", f"{path}.tools must not be empty.", "empty_array")
+    return Choice(mode, tuple(_named(f"{path}.tools[{index}]", one) for index, one in enumerate(listed)))
+
+
+def _named(path: str, value: Any) -> str:
+    """The function that is named there."""
+    chosen = values.mapping(path, value)
     if chosen.get("type") != "function":
-        raise bad(f"{name}.type", f"{name}.type must be function.", "invalid_value")
-    function = values.mapping(f"{name}.function", chosen.get("function"))
-    return "required", values.text(64)(f"{name}.function.name", function.get("name"))
+        raise bad(f"{path}.type", f"{path}.type must be function.", "invalid_value")
+    function = values.mapping(f"{path}.function", chosen.get("function"))
+    name: str = values.text(64)(f"{path}.function.name", function.get("name"))
+    return name
 
 
 def tools(asked: dict[str, Any]) -> Tools | None:
     """What the fields say together; None where nothing may be called. Raises ApiError."""
     listed = asked["tools"]
-    mode, only = asked["tool_choice"] or ("auto", None)
-    if not listed and mode == "required":
+    chosen: Choice = asked["tool_choice"] or Choice()
+    if not listed and chosen.mode == "required":
         raise bad("tool_choice", "tool_choice needs tools to choose from.", "invalid_value")
-    if only is not None and only not in {tool["function"]["name"] for tool in listed}:
+    if set(chosen.only) - {tool["function"]["name"] for tool in listed}:
         raise bad("tool_choice", "tool_choice names a function that is not in tools.", "invalid_value")
-    if not listed or mode == "none":
+    if not listed or chosen.mode == "none":
         return None
-    return Tools(listed, required=mode == "required", only=only, parallel=asked["parallel_tool_calls"])
+    parallel = asked["parallel_tool_calls"] and not chosen.one
+    return Tools(listed, required=chosen.mode == "required", only=chosen.only, parallel=parallel)

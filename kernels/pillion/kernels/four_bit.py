@@ -32,7 +32,7 @@ class FourBit:
     def plain(self, dtype: torch.dtype) -> Tensor:
         """The numbers that it stands for."""
         values = self.values.unflatten(1, (-1, BLOCK)).float()
-        wide = values * self.scales.float()[..., None] + self.lowest.float()[..., None]
+        wide: Tensor = values * self.scales.float()[..., None] + self.lowest.float()[..., None]
         return wide.flatten(1).to(dtype)
 
 

@@ -110,7 +110,8 @@ class Grammars:
         suspect = False
         for _ in range(TRIES):
             try:
-                return self._exchange(Check(constraint), _TEXT)
+                why: str = self._exchange(Check(constraint), _TEXT)
+                return why
             except _Ended as end:
                 if end.slot is not None and (end.overrun or suspect):
                     return "it takes more time or memory to compile than the server gives; simplify it"

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pillion.ops.profile import served
 from pillion.ops.profile.fit import Measured, error, ratios
 from pillion.ops.profile.run import Profile, Step
 from pillion.ops.profile.serve import Fit
@@ -75,7 +76,7 @@ def test_what_was_measured_stands_beside_what_was_predicted(tmp_path):
 
 def test_steps_of_a_stack_that_serves_are_told_of_too():
     slow = msgspec.structs.replace(MODEL, base=0.012)
-    steps = [(shape.work, slow.seconds(shape.work)) for shape in mixes(LIMITS, 900, 2)]
+    steps = [served.Step(shape.work, slow.seconds(shape.work), 0.0) for shape in mixes(LIMITS, 900, 2)]
     made = report(profiled(1.3), Fit(slow, steps, 1.4, 1.0))
     *_, against, shares = made.plots
     assert sum(len(series.points) for series in against.series) == 300  # of 900, none of which is shown alone

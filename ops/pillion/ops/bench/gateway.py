@@ -332,7 +332,7 @@ def main(
     model: str, seed: int, seconds: float, paced: tuple[tuple[int, float], ...], output: Path | None
 ) -> None:
     """What a request and a token cost the gateway, how many tokens/s it streams, and what it adds."""
-    options = {"model": model, "seed": seed, "seconds": seconds, "paced": paced}
+    options: dict[str, Any] = {"model": model, "seed": seed, "seconds": seconds, "paced": paced}
     try:
         result = uvloop.run(measure(**options))
     except (Failed, StackError, ConfigError, OSError) as error:

@@ -44,7 +44,7 @@ def _python(name: str) -> Command:
 
 def _node(at: Target) -> list[str]:
     # Modules are looked for beside the script.
-    script = shutil.copy(SCRIPTS / "openai_node.mjs", at.environment.folder)
+    script = str(shutil.copy(SCRIPTS / "openai_node.mjs", at.environment.folder))
     return ["node", script, at.url, at.model]
 
 

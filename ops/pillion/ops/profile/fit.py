@@ -106,7 +106,8 @@ def nonnegative(matrix: Matrix, vector: Matrix) -> Matrix:
             free &= ~held
             x[~free] = 0.0
         x = wanted
-    return x / scale
+    found: Matrix = x / scale
+    return found
 
 
 def robust(relative: Matrix) -> Matrix:

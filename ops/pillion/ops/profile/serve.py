@@ -23,7 +23,7 @@ from pillion.ops.profile.run import Tell
 from pillion.ops.rig import Rig
 from pillion.ops.stack import to_toml
 from pillion.ops.traces import LENGTHS
-from pillion.steptime import StepTime, Work
+from pillion.steptime import StepTime
 
 CLIENTS = (1, 2, 4, 8, 16, 32)
 FEW = 2
@@ -33,7 +33,7 @@ SHAPE = LENGTHS["summaries"]
 @dataclass(frozen=True, slots=True)
 class Fit:
     model: StepTime
-    steps: Sequence[tuple[Work, float]]  # of the stack, with their seconds
+    steps: Sequence[served.Step]  # of the stack
     before: float  # median of measured / predicted by the model of the executor alone
     after: float
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pillion.ops.profile import served
 from pillion.ops.profile.run import Profile, Step
 from pillion.ops.profile.serve import Fit
 from pillion.ops.profile.shapes import SHORT, Chunk, Shape
@@ -264,7 +265,7 @@ def _made_of(profile: Profile, model: StepTime) -> Table:
 def _serving(alone: StepTime, fit: Fit) -> list[Plot]:
     every = fit.steps[:: max(-(-len(fit.steps) // _MOST), 1)]
     by_kind = [
-        Series(name, [(fit.model.seconds(work), seconds) for work, seconds in every if kind(work) == name])
+        Series(name, [(fit.model.seconds(s.work), s.seconds) for s in every if kind(s.work) == name])
         for name in KINDS
     ]
     note = f"{len(every)} of {len(fit.steps)} steps, spread over the whole time."
@@ -285,8 +286,8 @@ def _serving(alone: StepTime, fit: Fit) -> list[Plot]:
     ]  # fmt: skip
 
 
-def _quantiles(model: StepTime, steps: Sequence[tuple[Work, float]]) -> list[tuple[float, float]]:
-    ratios = [seconds / model.seconds(work) for work, seconds in steps]
+def _quantiles(model: StepTime, steps: Sequence[served.Step]) -> list[tuple[float, float]]:
+    ratios = [step.seconds / model.seconds(step.work) for step in steps]
     return _shares([float(value) for value in np.quantile(ratios, np.linspace(0, 1, 101))])
 
 

@@ -39,6 +39,18 @@ def test_looser_targets_give_more_and_the_report_shows_why(cost: str, tmp_path: 
     assert capacities[0] < capacities[1]
 
 
+def test_pipeline_stages_hold_more(cost: str, tmp_path: Path) -> None:
+    found = []
+    for stages in ("1", "4"):
+        flags = "--cost-model", cost, "--tbt", "1", "-pp", stages, "--output", str(tmp_path / stages)
+        few = "--requests", "30", "--probes", "4", "--lengths", "azure_code"
+        done = run(*flags, *few, "--max-num-batched-tokens", "256")
+        assert done.exit_code == 0, done.output
+        found.append(read(tmp_path / stages))
+    assert [str(one.provenance["pipeline stages"]) for one in found] == ["1", "4"]
+    assert found[1].raw["capacities"][0] > 1.3 * found[0].raw["capacities"][0]
+
+
 def test_the_same_seed_finds_the_same(cost: str, tmp_path: Path) -> None:
     for name in "ab":
         assert run("--cost-model", cost, "--seed", "4", "--output", str(tmp_path / name)).exit_code == 0
@@ -48,6 +60,7 @@ def test_the_same_seed_finds_the_same(cost: str, tmp_path: Path) -> None:
 def test_what_cannot_be_searched_is_one_line(cost: str, tmp_path: Path) -> None:
     for arguments, code, said in (
         (("--cost-model", cost, "--url", "http://127.0.0.1:1"), 2, "give --url or --cost-model, not both"),
+        (("-pp", "2"), 2, "give --cost-model with --pipeline-parallel-size"),
         (("--cost-model", str(tmp_path / "none.json")), 1, "none.json"),
         (("--cost-model", cost, "--tbt", "0.001", "--probes", "3"), 1, "keeps the targets: P99 TBT"),
         (("--state-dir", str(tmp_path)), 1, "no stack 'default' runs here"),

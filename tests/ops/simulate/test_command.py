@@ -98,3 +98,23 @@ def test_what_does_not_go_together_is_said_in_one_line(call, words, said):
     done = call(words)
     assert done.exit_code in (1, 2) and said in done.output
     assert "Traceback" not in done.output and not isinstance(done.exception, TypeError | ValueError)
+
+
+def test_pipeline_stages_are_told(call, tmp_path):
+    load = "--rate 20 --requests 60 --lengths chats --no-residuals"
+    done = call(f"{load} --pipeline-parallel-size 2 --stage-latency 0.001 --output @two")
+    assert done.exit_code == 0 and "Pipeline stages" in done.output, done.output
+    made = json.loads((tmp_path / "two.json").read_text())
+    assert (made["provenance"]["load"]["stages"], made["provenance"]["load"]["stage_latency"]) == (2, 0.001)
+    seen = made["raw"]["repeats"][0]["pipeline"]
+    figures = {one["name"]: one["values"] for one in made["summary"]}
+    assert figures["stage time idle"] == [seen["idle_share"]] and 0 < seen["idle_share"] < 1
+    kinds = [figures[f"bubbles PB{kind}"][0] for kind in (1, 2, 3)]
+    assert all(kinds) and sum(kinds) == pytest.approx(seen["bubble_share"] * seen["stage_s"])
+    assert figures["bubbles of a request median"] == [seen["request_s"]["median"]] and "PB1" in str(
+        made["definitions"]
+    )
+    call(f"{load} -pp 1 --output @one")
+    one = json.loads((tmp_path / "one.json").read_text())
+    assert "pipeline" not in one["raw"]["repeats"][0] and "PB1" not in str(one)
+    assert call(f"{load} -pp 0").exit_code == 2

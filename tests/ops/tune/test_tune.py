@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pillion.config import load
 from pillion.ops.cli import main
+from pillion.ops.report import read
 from pillion.ops.tune.run import Asked, NoSetting, Tuned, flags, report, tune, verdict
 from pillion.ops.tune.search import Setting, Tried, best, budgets, common, explore
 from pillion.steptime import Curve, StepTime, save
@@ -104,6 +105,14 @@ def test_the_command_tells_the_flags(tmp_path) -> None:
     result = CliRunner().invoke(main, [*arguments, *settings, "--output", str(tmp_path / "report")])
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1].startswith("for all: --max-num-batched-tokens ")
-    assert (tmp_path / "report.html").exists()
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    staged = CliRunner().invoke(
+        main, [*arguments, *settings, "-pp", "2", "--output", str(tmp_path / "staged")]
+    )
+    assert staged.exit_code == 0, staged.output
+    one, two = read(tmp_path / "report"), read(tmp_path / "staged")
+    assert [made.provenance["pipeline stages"] for made in (one, two)] == [1, 2]
+    assert one.summary[-1].name == two.summary[-1].name == "chats: tokens/s"
+    assert two.summary[-1].values > one.summary[-1].values
     unknown = CliRunner().invoke(main, [*arguments, "--lengths", "poems"])
     assert unknown.exit_code == 2 and "--lengths poems is unknown" in unknown.output

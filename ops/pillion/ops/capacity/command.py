@@ -6,6 +6,7 @@ import click
 
 from pillion.ops.bench.traffic_command import DRAWN, POSITIVE, address, common
 from pillion.ops.options import Command, config_options, configure, fail
+from pillion.ops.simulate.stage_options import stage_options
 
 _SEARCH = ("start", "tolerance", "probes", "repeats", "drain")
 
@@ -36,6 +37,7 @@ _SEARCH = ("start", "tolerance", "probes", "repeats", "drain")
 @click.option(
     "--repeats", default=1, type=click.IntRange(1), metavar="N", help="searches with other requests  [1]"
 )
+@stage_options
 @common
 @config_options("capacity")
 def capacity(config: str | None, **flags: Any) -> None:
@@ -67,8 +69,11 @@ def capacity(config: str | None, **flags: Any) -> None:
     how = {name: flags.pop(name) for name in _SEARCH}
     server = {name: flags.pop(name) for name in ("model", "metrics")}
     limits = {name: flags.pop(name) for name in DRAWN}
+    stages, latency = flags.pop("stages"), flags.pop("stage_latency")
     if cost is not None and url is not None:
         fail("give --url or --cost-model, not both", 2)
+    if cost is None and (stages > 1 or latency):
+        fail("stages are simulated: give --cost-model with --pipeline-parallel-size", 2)
     if cost is not None and keys is not None:
         fail("--tenant-keys means nothing to a simulation, which goes by the tenants' names", 2)
     limits["requests"] = limits["requests"] or (100 if cost is None else 1000)
@@ -81,7 +86,7 @@ def capacity(config: str | None, **flags: Any) -> None:
             server["keys"] = tenant_keys(keys)
             report = uvloop.run(live(loaded, url, load, asked, api_key=key, **server))
         else:
-            report = uvloop.run(simulated(loaded, cost, load, asked))
+            report = uvloop.run(simulated(loaded, cost, load, asked, stages, latency))
         tell(report, write(report, output) if output else ())
     except (NoCapacity, NoServer, NoLoad, BadTrace, CostModelError, NoReport) as error:
         fail(str(error), 1)

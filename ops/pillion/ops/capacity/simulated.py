@@ -16,18 +16,24 @@ from .find import Asked, Tried, find
 from .told import report
 
 
-async def simulated(config: Config, file: str, offered: Offered, asked: Asked) -> Report:
-    """Of the settings, with the cost model in `file`. Raises CostModelError, NoLoad, NoCapacity."""
+async def simulated(
+    config: Config, file: str, offered: Offered, asked: Asked, stages: int = 1, stage_latency: float = 0.0
+) -> Report:
+    """Of the settings, with the cost model in `file`, over so many pipeline stages, so many seconds apart.
+
+    Raises CostModelError, NoLoad, NoCapacity.
+    """
     cost = load(Path(file))
     simulation = Simulation(
         config=config,
-        facts=facts_of(config, cost),
+        facts=facts_of(config, cost, stages),
         seconds=cost.seconds,
         ways=cost.ways,
         ratios=cost.ratios,
         slo=asked.slo,
         replicas=config.stack.replicas,
         known=cost,
+        hop=lambda rows: stage_latency,
     )
 
     async def attempt(rate: float, repeat: int, number: int) -> Tried:
@@ -40,6 +46,7 @@ async def simulated(config: Config, file: str, offered: Offered, asked: Asked) -
     made_by = cost.provenance
     provenance = origin(
         **{"cost model": f"{cost.hash}: {made_by.model} on {made_by.hardware}, {made_by.date}"},
+        **{"pipeline stages": stages},
         seed=offered.seed,
         load=offered.told(),
         scheduler={

@@ -37,7 +37,7 @@ from .told import report
 
 LOAD = (
     *("cost_model", "trace", "lengths", "arrivals", "rate", "cv", "clients", "think", "scale", "requests"),
-    *("seconds", "admission", "residuals", "learn", "seed", "repeats", "output"),
+    *("seconds", "admission", "residuals", "learn", "stages", "stage_latency", "seed", "repeats", "output"),
 )
 """What a simulation is asked for beside the settings."""
 
@@ -124,7 +124,7 @@ def run(config: Config, **asked: Any) -> None:
 def simulation(config: Config, model: StepTime, asked: dict[str, Any], seed: int) -> Simulation:
     return Simulation(
         config=config,
-        facts=facts_of(config, model),
+        facts=facts_of(config, model, asked["stages"]),
         seconds=model.seconds,
         ways=model.ways,
         ratios=model.ratios if asked["residuals"] else (),
@@ -134,6 +134,7 @@ def simulation(config: Config, model: StepTime, asked: dict[str, Any], seed: int
         admission=asked["admission"],
         known=None if asked["learn"] else model,
         horizon=asked["seconds"],
+        hop=lambda rows: float(asked["stage_latency"]),
     )
 
 

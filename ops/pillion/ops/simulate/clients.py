@@ -8,8 +8,10 @@ from pillion.ops.measure import FAILED, FINISHED, UNFINISHED, Tally, outcome
 from pillion.ops.traces import Arrival, Closed, tokens
 from pillion.scheduler.messages import Plan
 
+from .bubbles import Bubbles
 from .clock import Clock
 from .executor import Ran
+from .stages import Passage
 from .watch import Watch
 
 MODEL = "simulated"
@@ -42,8 +44,9 @@ class Clients:
         watch: Watch,
         seed: int,
         progress: Callable[[int, float], None] | None,
+        bubbles: Bubbles | None = None,
     ) -> None:
-        """With `closed` the arrivals' times are not looked at."""
+        """With `closed` the arrivals' times are not looked at. `bubbles`: where executors have stages."""
         self.sent = 0
         self.last = 0.0  # when the last was due
         self._clock = clock
@@ -53,6 +56,7 @@ class Clients:
         self._watch = watch
         self._seed = seed
         self._progress = progress
+        self._bubbles = bubbles
         self._streams: dict[str, Stream] = {}
         self._over = False  # nothing more arrives
 
@@ -104,6 +108,8 @@ class Clients:
 
     def _end(self, id: str, result: str) -> None:
         stream = self._streams.pop(id)
+        if self._bubbles is not None:
+            self._bubbles.ended(id)
         self.tally.add(
             *outcome(
                 stream.at,
@@ -119,12 +125,14 @@ class Clients:
 
     # --- as a listener -----------------------------------------------------------------------------
 
-    def ran(self, replica: str, plan: Plan, done: Ran, start: float) -> None:
+    def ran(self, replica: str, plan: Plan, done: Ran, passage: Passage) -> None:
         for take in plan.take:
             stream = self._streams[take.request.id]
             if stream.delay is None:
-                stream.delay = start - stream.at
-        self._watch.ran(plan, done, start)
+                stream.delay = passage.start - stream.at
+        self._watch.ran(plan, done, passage.start)
+        if self._bubbles is not None:
+            self._bubbles.ran(replica, plan, done.seconds, passage)
 
     def brought(self, replica: str, items: Sequence[Tokens], finished: Sequence[str], at: float) -> None:
         streams = self._streams

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from pillion.ops.options import Command, config_options, configure, fail
+from pillion.ops.simulate.stage_options import stage_options
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 
@@ -55,6 +56,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     is_flag=True,
     help="schedulers learn how long steps take, as where nobody profiled  [they know the cost model]",
 )
+@stage_options
 @click.option("--seed", default=1, metavar="N", help="of all that is drawn  [1]")
 @click.option(
     "--repeats",

@@ -12,6 +12,7 @@ from pillion.scheduler.messages import Plan
 from .clock import Clock
 from .executor import Ran
 from .replica import Listener, Replica
+from .stages import Passage
 
 
 class Entries:
@@ -107,8 +108,8 @@ class Admitted:
 
     # --- as a listener -----------------------------------------------------------------------------
 
-    def ran(self, replica: str, plan: Plan, done: Ran, start: float) -> None:
-        self._listener.ran(replica, plan, done, start)
+    def ran(self, replica: str, plan: Plan, done: Ran, passage: Passage) -> None:
+        self._listener.ran(replica, plan, done, passage)
 
     def brought(self, replica: str, items: Sequence[Tokens], finished: Sequence[str], at: float) -> None:
         now = self._clock.now

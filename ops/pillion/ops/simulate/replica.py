@@ -21,13 +21,14 @@ from pillion.steptime import StepTime, Ways
 
 from .clock import Clock
 from .executor import Executor, Ran
+from .stages import Passage, Stages
 
 
 class Listener(Protocol):
     """Whoever wants to know what a replica does."""
 
-    def ran(self, replica: str, plan: Plan, done: Ran, start: float) -> None:
-        """A plan's steps began at `start`."""
+    def ran(self, replica: str, plan: Plan, done: Ran, passage: Passage) -> None:
+        """A plan was sent; when its steps will begin is known."""
         ...
 
     def brought(self, replica: str, items: Sequence[Tokens], finished: Sequence[str], at: float) -> None:
@@ -42,7 +43,7 @@ class Listener(Protocol):
 
 
 class Replica:
-    """As in the service, one plan waits at the executor while another runs."""
+    """As in the service, one plan waits at the executor while others run, one at each stage."""
 
     def __init__(
         self,
@@ -53,7 +54,9 @@ class Replica:
         ways: Ways,
         clock: Clock,
         listener: Listener,
+        stages: Stages | None = None,
     ) -> None:
+        """`stages`: the executor's, as many as the facts have; without them it has one."""
         self.name = name
         self.core = core
         self.facts = facts
@@ -61,7 +64,7 @@ class Replica:
         self._ways = ways
         self._clock = clock
         self._listener = listener
-        self._free = 0.0  # when the executor has run all that was sent
+        self._stages = stages or Stages()
         self._wake: float | None = None
         self._told = 0.0  # when clients get what the core publishes now
 
@@ -89,15 +92,12 @@ class Replica:
         self._listener.changed(self.name)
 
     def _send(self, plan: Plan) -> None:
-        """Plans run strictly in order, so when this one will is known at once."""
         ways, clock = self._ways, self._clock
-        start = max(clock.now + ways.turn / 2, self._free + ways.gap)
         done = self._executor.run(plan)
-        self._listener.ran(self.name, plan, done, start)
-        idle = start - self._free
-        self._free = start + done.seconds
-        result = StepDone(plan.step, done.rows, done.seconds, idle, len(done.works))
-        clock.at(self._free + ways.turn / 2, self._done, result, self._free + ways.outward)
+        passage = self._stages.run(plan, done.works, done.seconds, clock.now + ways.turn / 2, ways.gap)
+        self._listener.ran(self.name, plan, done, passage)
+        result = StepDone(plan.step, done.rows, done.seconds, passage.idle, len(done.works))
+        clock.at(passage.end + ways.turn / 2, self._done, result, passage.end + ways.outward)
 
     def _done(self, result: StepDone, told: float) -> None:
         self._told = told

@@ -12,11 +12,13 @@ from pillion.ops.traces import Arrival, Closed
 from pillion.scheduler.core import Core
 from pillion.steptime import StepTime, Ways
 
+from .bubbles import Bubbles
 from .clients import MODEL, Clients
 from .clock import Clock
 from .executor import Drawn, Executor, Seconds
 from .front import Admitted
 from .replica import Replica
+from .stages import Hop, Stages, at_once
 from .watch import Watch
 
 BLOCK_SIZE, BLOCKS = 16, 16_384  # of an executor of which nothing else is said, block 0 included
@@ -42,6 +44,7 @@ class Simulation:
     admission: bool = False  # with the real policy before the replicas; always where there are several
     known: StepTime | None = None  # what schedulers know of steps' times; none: they learn
     horizon: float | None = None  # seconds after which what has not ended is unfinished
+    hop: Hop = at_once  # between the executor's stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class Result:
     counters: dict[str, int]  # over all replicas
     seconds: float  # in which requests were due
     ended: float  # when the last had ended
+    bubbles: Bubbles | None = None  # where an executor has several stages
 
     def summary(self) -> dict[str, Any]:
         counters = self.counters
@@ -60,11 +64,12 @@ class Result:
             "steps": self.watch.summary(),
             "counters": counters | {"hit_share": counters["hit_tokens"] / queried if queried else None},
             "ended_s": self.ended,
+            **({} if self.bubbles is None else {"pipeline": self.bubbles.summary(self.ended)}),
         }
 
 
-def facts_of(config: Config, model: StepTime) -> Facts:
-    """Of an executor with these settings and the cost model's tile."""
+def facts_of(config: Config, model: StepTime, stages: int = 1) -> Facts:
+    """Of an executor with these settings, the cost model's tile, and so many pipeline stages."""
     scheduler, executor = config.scheduler, config.executor
     return Facts(
         model=MODEL,
@@ -79,6 +84,7 @@ def facts_of(config: Config, model: StepTime) -> Facts:
         tile=model.tile,
         dtype=model.provenance.dtype or "none",
         backend=model.provenance.backend or "none",
+        pp=stages,
     )
 
 
@@ -93,7 +99,9 @@ def simulate(
     `progress` gets the requests sent so far and the time, now and then.
     """
     clock, watch = Clock(), Watch(asked.facts.tile)
-    clients = Clients(clock, arrivals, closed, Tally(asked.slo), watch, asked.seed, progress)
+    stages = asked.facts.pp
+    bubbles = Bubbles(stages, asked.replicas) if stages > 1 else None
+    clients = Clients(clock, arrivals, closed, Tally(asked.slo), watch, asked.seed, progress, bubbles)
     with_admission = asked.admission or asked.replicas > 1
     admitted = Admitted(asked.config, clock, clients) if with_admission else None
     listener = clients if admitted is None else admitted
@@ -102,7 +110,8 @@ def simulate(
         name = str(number)
         drawn = Drawn(asked.seconds, asked.ratios, random.Random(f"{asked.seed} {name}"))
         core, executor = Core(asked.config.scheduler), Executor(drawn)
-        replicas.append(Replica(name, core, executor, asked.facts, asked.ways, clock, listener))
+        chain = Stages(stages, asked.hop)
+        replicas.append(Replica(name, core, executor, asked.facts, asked.ways, clock, listener, chain))
         if admitted is not None:
             admitted.add(replicas[-1])
         replicas[-1].connect(asked.known)
@@ -120,4 +129,5 @@ def simulate(
         counters={name: sum(getattr(seen, name) for seen in snapshots) for name in COUNTERS},
         seconds=clients.last if closed is None else clock.now,
         ended=clock.now,
+        bubbles=bubbles,
     )

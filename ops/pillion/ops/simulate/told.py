@@ -6,12 +6,19 @@ from typing import Any
 from pillion.ops.measure import DEFINITIONS, Histogram
 from pillion.ops.report import Areas, Axis, Bars, Figure, Lines, Mark, Plot, Report, Series, Table
 
+from .bubbles import DEFINITIONS as OF_STAGES
 from .run import Result, Simulation
+from .stages import KINDS
 from .watch import Watch
 
 _LATENCIES = ("ttft_s", "tbt_s", "tpot_s", "e2e_s", "delay_s")
 _NAMES = ("TTFT", "TBT", "TPOT", "E2E", "scheduling delay")
 _AT = Axis("time", "s")
+_PIPELINE = (
+    ("stage time idle", "idle_share", "share"),
+    ("stage time in bubbles", "bubble_share", "share"),
+    *((f"bubbles {kind}", f"{kind.lower()}_s", "s") for kind in KINDS),
+)
 
 
 def report(asked: Simulation, results: Sequence[Result], provenance: dict[str, Any]) -> Report:
@@ -23,13 +30,13 @@ def report(asked: Simulation, results: Sequence[Result], provenance: dict[str, A
         title=f"Simulated: {asked.config.scheduler.policy} on {where}",
         provenance=provenance,
         summary=list(_figures(summaries)),
-        tables=[_latencies(summaries[0]), _steps(summaries[0])],
+        tables=[_latencies(summaries[0]), _steps(summaries[0]), *_pipeline(summaries[0])],
         plots=[
             _distribution("Time between tokens", "TBT", first.tally.tbt, asked.slo.tbt),
             _distribution("Time to first token", "TTFT", first.tally.ttft, asked.slo.ttft),
             *steps(first.watch),
         ],
-        definitions=DEFINITIONS,
+        definitions=DEFINITIONS if first.bubbles is None else DEFINITIONS | OF_STAGES,
         raw={"repeats": summaries, "windows": first.watch.told()},
     )
 
@@ -38,6 +45,7 @@ def _figures(summaries: Sequence[dict[str, Any]]) -> list[Figure]:
     requests = [one["requests"] for one in summaries]
     steps = [one["steps"] for one in summaries]
     counters = [one["counters"] for one in summaries]
+    pipelines = [one["pipeline"] for one in summaries if "pipeline" in one]
 
     def of(name: str, key: str, told: Sequence[dict[str, Any]], unit: str = "", better: Any = "") -> Figure:
         return Figure(name, [one[key] for one in told if one[key] is not None], unit, better)
@@ -69,6 +77,17 @@ def _figures(summaries: Sequence[dict[str, Any]]) -> list[Figure]:
         of("most waiting", "most_waiting", steps),
         of("preemptions", "preemptions", counters, "", "lower"),
         of("prefix hits", "hit_share", counters, "share", "higher"),
+        *(of(name, key, pipelines, unit, "lower") for name, key, unit in _PIPELINE if pipelines),
+        *(
+            Figure(
+                f"bubbles of a request {quantile}",
+                [one["request_s"][quantile] for one in pipelines if one["request_s"] is not None],
+                "s",
+                "lower",
+            )
+            for quantile in ("median", "p99")
+            if pipelines
+        ),
     ]
 
 
@@ -107,6 +126,17 @@ def _steps(summary: dict[str, Any]) -> Table:
     rows = [[words, steps[name]] for name, words in names.items()]
     rows += [[words, counters[name]] for name, words in more.items()]
     return Table("Steps, queues, blocks", ["", "value"], rows)
+
+
+def _pipeline(summary: dict[str, Any]) -> list[Table]:
+    if "pipeline" not in summary:
+        return []
+    seen = summary["pipeline"]
+    rows = [["stages", seen["stages"]], ["stage time, s", seen["stage_s"]]]
+    rows += [[f"{name}, {unit}", seen[key]] for name, key, unit in _PIPELINE]
+    if seen["request_s"] is not None:
+        rows += [[f"bubbles of a request, {name}, s", seen["request_s"][name]] for name in seen["request_s"]]
+    return [Table("Pipeline stages", ["", "value"], rows)]
 
 
 def _distribution(title: str, name: str, times: Histogram, target: float) -> Lines:

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from pillion.ops.options import Command, config_options, configure, fail
+from pillion.ops.simulate.stage_options import stage_options
 
 _REQUESTS = 300
 
@@ -27,6 +28,7 @@ _REQUESTS = 300
     help=f"of each simulation  [{_REQUESTS}]",
 )
 @click.option("--seed", default=1, metavar="N", help="of the requests and of steps' times  [1]")
+@stage_options
 @click.option("--output", metavar="FILE", help="write the report here: FILE.html, .json and .csv")
 @config_options("simulate")
 def tune(
@@ -34,6 +36,8 @@ def tune(
     lengths: tuple[str, ...],
     requests: int,
     seed: int,
+    stages: int,
+    stage_latency: float,
     output: str | None,
     config: str | None,
     **flags: Any,
@@ -66,6 +70,8 @@ def tune(
         tbt=scheduler.slo_tbt or DEFAULT_SLO_TBT,
         requests=requests,
         seed=seed,
+        stages=stages,
+        stage_latency=stage_latency,
         most_tokens=scheduler.max_num_batched_tokens or 2048,
         most_sequences=scheduler.max_num_seqs,
     )

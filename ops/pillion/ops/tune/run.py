@@ -33,6 +33,8 @@ class Asked:
     seed: int
     most_tokens: int  # of a step
     most_sequences: int
+    stages: int = 1  # of the pipeline
+    stage_latency: float = 0.0  # seconds from one to the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,14 @@ def attempted(config: Config, model: StepTime, asked: Asked, name: str, setting:
     chosen = msgspec.structs.replace(config, scheduler=scheduler)
     simulation = Simulation(
         config=chosen,
-        facts=facts_of(chosen, model),
+        facts=facts_of(chosen, model, asked.stages),
         seconds=model.seconds,
         ways=model.ways,
         ratios=model.ratios,
         slo=Slo(float("inf"), asked.tbt),
         seed=asked.seed,
         known=model,
+        hop=lambda rows: asked.stage_latency,
     )
     random_ = random.Random(f"{asked.seed} {name}")
     drawn = arrivals(random_, LENGTHS[name], poisson(1.0))
@@ -123,6 +126,7 @@ def report(model: StepTime, asked: Asked, tuned: Tuned) -> Report:
                 "cost model": f"{model.hash}: {made_by.model} on {made_by.hardware}, {made_by.date}",
                 "target": f"P99 TBT {asked.tbt * 1000:g} ms",
                 "requests a simulation": asked.requests,
+                "pipeline stages": asked.stages,
             },
             seed=asked.seed,
         ),

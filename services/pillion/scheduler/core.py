@@ -202,7 +202,8 @@ class Core:
         assert self._roster is not None and self._budget is not None
         self._counters.steps += event.steps
         if event.steps:
-            gap = event.gap_seconds if flight.pipelined else 0.0  # else there was nothing to do
+            # Else there was nothing to do. A stream's gap holds that of each plan that runs beside its own.
+            gap = self._flights.stages * event.gap_seconds if flight.pipelined else 0.0
             self._budget.cost.learn(flight.work, event.seconds / event.steps, gap / event.steps)
         self._flights.adjust(flight, now, event.seconds, event.gap_seconds)
         self._absolve(flight)

@@ -1,14 +1,19 @@
 """Recordings: what is in them, what is not, and what ends them."""
 
+import json
 import stat
 import threading
 import time
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 
 from pillion.config import ConfigError
 from pillion.contracts.entries import Constraint, Sampling, TokenLogprob
+from pillion.ops.cli import main
 from pillion.scheduler import recorded
+from pillion.scheduler.checkpoint import checkpoint
 from pillion.scheduler.masks import Masks
 from pillion.scheduler.messages import (
     Publish,
@@ -20,7 +25,7 @@ from pillion.scheduler.messages import (
     Woken,
 )
 from pillion.scheduler.recorded import Header, NoRecording, frame, read
-from pillion.scheduler.recording import Recorder
+from pillion.scheduler.recording import LOST, Recorder
 
 
 def header(toy, **settings):
@@ -33,7 +38,9 @@ def record(make, toy, tmp_path):
 
     def start(options=None, executor=None, limit=1 << 20):
         drive = make(options, executor, connect=False)
-        recorder = Recorder(tmp_path / "r", header(toy, **(options or {})), limit)
+        recorder = Recorder(
+            tmp_path / "r", header(toy, **(options or {})), limit, lambda: checkpoint(drive.core)
+        )
         drive.listeners.append(recorder.put)
         drive.connect()
         return drive, recorder
@@ -132,55 +139,120 @@ def test_what_came_too_late_is_no_part_of_its_sequence(make, toy):
     assert lost.rows[0].tokens == (0,) and masks._live["a"][0].state == state
 
 
-def test_a_full_file_says_so(record, toy):
-    drive, recorder = record(limit=3000)
-    drive.submit(*(toy.request(f"r{n}", toy.prompt(64, n), max_tokens=20) for n in range(20)))
-    drive.run()
-    recorder.close()
-    *entries, last = read(recorder.path)[1]
-    assert recorded.reason(last) == "the file is full (--record-bytes 3000)"
-    assert len(entries) <= len(drive.events)
-    before = recorder.path.stat().st_size
-    drive.submit(toy.request("late", toy.prompt(9)))
-    recorder.close()
-    assert recorder.path.stat().st_size == before
+def parts_of(folder):
+    """Each part's header, its entries and why it ends; in order."""
+    found = []
+    for path in sorted(folder.iterdir(), key=lambda path: read(path)[0].part):
+        known, entries = read(path)
+        *entries, last = entries
+        found.append((known, entries, recorded.reason(last)))
+    return found
 
 
-def test_what_the_writer_cannot_keep_up_with_ends_the_recording(make, toy, tmp_path, monkeypatch):
-    going = threading.Event()
-    monkeypatch.setattr("pillion.scheduler.recording.QUEUE", 10)
-    monkeypatch.setattr(Recorder, "_entry", lambda self, *heard: going.wait(60) and recorded.entry(*heard))
-    recorder = Recorder(tmp_path, header(toy), 1 << 20)
-    recorder.put(Woken(), 0.0, [])
+def until(what):
     deadline = time.monotonic() + 60
-    while recorder._heard:  # until the writer hangs with the first
+    while not what():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_full_part_is_followed_by_one_that_begins_with_what_is_held(record, toy, tmp_path, monkeypatch):
+    monkeypatch.setattr("pillion.scheduler.recording.WRITE_EVERY", 0.01)
+    monkeypatch.setattr("pillion.scheduler.recording.PARTS", 250)
+    drive, recorder = record(limit=250 * 200)
+    running = []
+    for part in range(4):
+        drive.submit(toy.request(f"r{part}", toy.prompt(64, part % 2), max_tokens=40, ignore_eos=True))
+        drive.finish_step()
+        until(lambda: recorder._full)
+        drive.finish_step()  # behind which the next part begins
+        running.append(drive.core.snapshot().running)
+        until(lambda part=part: recorder._header.part == part + 1)
+    drive.run()
+    recorder.close()
+    parts = parts_of(tmp_path / "r")
+    assert [known.part for known, _, _ in parts] == [0, 1, 2, 3, 4] and min(running) > 0
+    assert [known.core is None for known, _, _ in parts] == [True] + [False] * 4
+    assert {known.life for known, _, _ in parts} == {1e9}
+    assert [why for _, _, why in parts] == [recorded.GOES_ON] * 4 + ["the scheduler ended"]
+    # Together they have it all, and each replays from where it begins to where the next does.
+    whole = [(entry.kind, entry.now) for _, entries, _ in parts for entry in entries]
+    assert whole == [(type(event).__name__, now) for event, now in drive.events]
+    done = CliRunner().invoke(main, ["replay", str(tmp_path / "r"), "--json"])
+    assert done.exit_code == 0, done.output
+    told = [json.loads(line) for line in done.output.splitlines()]
+    assert [one["seam"] for one in told] == [None] + [True] * 4
+    assert sum(one["entries"] for one in told) == len(drive.events)
+    # Nothing that anybody wrote is in what a part begins with.
+    for known, _, _ in parts[1:]:
+        assert known.core is not None
+        tokens = {token for one in known.core.sequences for token in one.tokens}
+        assert tokens and max(tokens) > toy.VOCABULARY
+    # Where a part does not begin as the one before ended, that is told.
+    last = max((tmp_path / "r").iterdir(), key=lambda path: read(path)[0].part)
+    known, entries = read(last)
+    other = msgspec.structs.replace(known.core, lead=0.025)
+    changed = frame(msgspec.structs.replace(known, core=other)) + frame([*entries])
+    last.write_bytes(recorded.MAGIC + changed)
+    done = CliRunner().invoke(main, ["replay", str(tmp_path / "r")])
+    assert done.exit_code == 1 and "it does not begin with what the part before ended with" in done.output
+
+
+def test_the_disk_that_it_takes_is_bounded(record, toy, tmp_path, monkeypatch):
+    monkeypatch.setattr("pillion.scheduler.recording.WRITE_EVERY", 0.01)
+    monkeypatch.setattr("pillion.scheduler.recording.PARTS", 80)
+    drive, recorder = record(limit=16_000)
+    for part in range(12):
+        drive.submit(toy.request(f"{part}", toy.prompt(64, part), max_tokens=30))
+        drive.run()
+        until(lambda: recorder._full)
+        drive.submit(toy.request(f"{part} last", toy.prompt(5), max_tokens=1))
+        drive.run()
+        until(lambda part=part: recorder._header.part == part + 1)
+    recorder.close()
+    parts = parts_of(tmp_path / "r")
+    assert parts[0][0].part > 0 and parts[-1][0].part == 12  # the oldest went
+    assert sum(path.stat().st_size for path in (tmp_path / "r").iterdir()) < 2 * 16_000
+
+
+def test_what_the_writer_cannot_keep_up_with_leaves_a_gap(make, toy, tmp_path, monkeypatch):
+    going = threading.Event()
+    own = Recorder._entry
+    monkeypatch.setattr("pillion.scheduler.recording.QUEUE", 10)
+    monkeypatch.setattr(Recorder, "_entry", lambda self, heard: going.wait(60) and own(self, heard))
+    drive = make(None, None, connect=False)
+    recorder = Recorder(tmp_path, header(toy), 1 << 20, lambda: checkpoint(drive.core))
+    recorder.put(Woken(), 0.0, [])
+    until(lambda: not recorder._waiting)  # the writer hangs with the first
     start = time.monotonic()
     for now in range(1, 30):
         recorder.put(Woken(), float(now), [])
     assert time.monotonic() - start < 5
     going.set()
+    until(lambda: not recorder._waiting)
+    # The first that comes then is not told, but held in what the next part begins with.
+    for now in (30.0, 31.0):
+        recorder.put(Woken(), now, [])
     recorder.close()
-    *entries, last = read(recorder.path)[1]
-    assert [entry.now for entry in entries] == [float(now) for now in range(11)]
-    assert recorded.reason(last) == "events came faster than they could be written"
+    (_, lost, why), (known, found, _) = parts_of(tmp_path)
+    assert [entry.now for entry in lost] == [float(now) for now in range(11)] and why == LOST
+    assert known.core == checkpoint(drive.core) and [entry.now for entry in found] == [31.0]
 
 
-def test_older_recordings_give_way_and_others_do_not(toy, tmp_path):
+def test_older_recordings_give_way_and_others_do_not(make, toy, tmp_path):
     for name, size in (("0-1000", 50), ("0-2000", 60), ("0-3000", 50), ("0-1-4000", 500), ("1-5000", 500)):
         (tmp_path / f"scheduler-{name}.rec").write_bytes(b"x" * size)
-    Recorder(tmp_path, header(toy), 120).close()
+    Recorder(tmp_path, header(toy), 128, lambda: checkpoint(make().core)).close()
     assert {path.name for path in tmp_path.iterdir()} == {
         *("scheduler-0-2000.rec", "scheduler-0-3000.rec", "scheduler-0-1000000000000.rec"),
         *("scheduler-0-1-4000.rec", "scheduler-1-5000.rec"),
     }
 
 
-def test_a_folder_that_cannot_be_used_is_named(toy, tmp_path):
+def test_a_folder_that_cannot_be_used_is_named(make, toy, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--record: cannot write to"):
-        Recorder(tmp_path / "file", header(toy), 1000)
+        Recorder(tmp_path / "file", header(toy), 1000, lambda: checkpoint(make().core))
 
 
 def test_files_that_are_none_or_damaged_or_cut_off(toy, tmp_path):

@@ -48,6 +48,15 @@ class Corrected:
         """Of what is likely, and of what is seldom exceeded."""
         return self._middle.value, max(self._middle.value, self._high.value)
 
+    @property
+    def learned(self) -> tuple[float, ...]:
+        """What `go_on` takes up again."""
+        return self._middle.value, self._high.value
+
+    def go_on(self, learned: tuple[float, ...]) -> None:
+        """Raises ValueError for what another kind of model has learned."""
+        self._middle.value, self._high.value = learned
+
     def predict(self, work: Work) -> float:
         return self.model.seconds(work) * self._middle.value
 

@@ -6,6 +6,8 @@ that fades never; sums of products are all that is kept, so the model is bounded
 same coefficients. A budget is made from what a step seldom exceeds: a quantile of what steps took beside it.
 """
 
+from itertools import chain
+
 from pillion.steptime import Work
 
 from .correction import FAST, HIGH, Quantile
@@ -45,6 +47,25 @@ class CostModel:
     def factors(self) -> tuple[float, float]:
         """Of what is likely: that is in the coefficients; of what is seldom exceeded."""
         return 1.0, max(1.0, self._high.value)
+
+    @property
+    def learned(self) -> tuple[float, ...]:
+        """What `go_on` takes up again."""
+        sums = *self._targets, *chain.from_iterable(self._products)
+        return float(self.steps), self._high.value, *self.coefficients, *sums
+
+    def go_on(self, learned: tuple[float, ...]) -> None:
+        """Raises ValueError for what another kind of model has learned."""
+        if len(learned) != len(self.learned):
+            raise ValueError(f"{len(learned)} numbers, not {len(self.learned)}")
+        steps, self._high.value, *rest = learned
+        width = len(TERMS)
+        self.steps, self.coefficients, self._targets = (
+            int(steps),
+            tuple(rest[:width]),
+            rest[width : 2 * width],
+        )
+        self._products = [rest[at : at + width] for at in range(2 * width, len(rest), width)]
 
     def predict(self, work: Work) -> float:
         (base, row, pair, position), (one, rows, pairs, context) = self.coefficients, self._sizes(work)

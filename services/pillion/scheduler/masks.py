@@ -14,6 +14,7 @@ import msgspec
 
 from pillion.contracts.entries import Request, Sampling
 
+from .checkpoint import Checkpoint, Indexed
 from .messages import Command, Connected, Event, Publish, Refuse, SendPlan, StepDone, Submitted
 
 KEY = 32  # bytes
@@ -67,9 +68,51 @@ class Masks:
             self._follow(command)
         return event
 
+    def begun(self, held: Checkpoint) -> Checkpoint:
+        """The same, masked; from now on events and commands that come behind it are followed."""
+        self._live.clear()
+        self._incarnations.clear()
+        requests = {request.id: request for request, _ in held.requests}
+        bare = {}
+        for request in requests.values():
+            root = self._root(request)
+            prompts = tuple(_Chain(self._key, root, self._pause).go_on(each) for each in request.prompts)
+            bare[request.id] = _bare(request, prompts, root.hex() if request.cache_salt else "")
+            self._live[request.id] = {}
+        known = set(held.attached.known) if held.attached else set()
+        sequences = []
+        for place, each in enumerate(held.sequences):
+            chain = _Chain(self._key, self._root(requests[each.request]), self._pause)
+            sequences.append(msgspec.structs.replace(each, tokens=chain.go_on(each.tokens)))
+            self._live[each.request][each.choice] = chain
+            if place in known:
+                chain.incarnations.append(each.incarnation)
+                self._incarnations[each.incarnation] = chain
+        attached = held.attached
+        return msgspec.structs.replace(
+            held,
+            requests=tuple((bare[request.id], left) for request, left in held.requests),
+            sequences=tuple(sequences),
+            attached=attached and msgspec.structs.replace(attached, entries=self._entries(attached.entries)),
+        )
+
+    def _entries(self, entries: Iterable[Indexed]) -> tuple[Indexed, ...]:
+        masked: list[Indexed] = []
+        states: list[bytes] = []
+        for entry in entries:
+            root = self._digest(b"salt:" + entry.salt.encode())
+            chain = _Chain(self._key, states[entry.parent] if entry.parent >= 0 else root, self._pause)
+            salt = root.hex() if entry.salt else ""
+            masked.append(msgspec.structs.replace(entry, tokens=chain.go_on(entry.tokens), salt=salt))
+            states.append(chain.state)
+        return tuple(masked)
+
+    def _root(self, request: Request) -> bytes:
+        return self._digest(b"salt:" + request.cache_salt.encode())
+
     def _submitted(self, event: Submitted) -> Submitted:
         request = event.request
-        root = self._digest(b"salt:" + request.cache_salt.encode())
+        root = self._root(request)
         prompts, chains, done = [], {}, {}
         for index, prompt in enumerate(request.prompts):
             chain = _Chain(self._key, root, self._pause)

@@ -75,11 +75,17 @@ class PrefixIndex:
         """
         if not self._enabled:
             return None
+        entry = self.make(parent, tokens, salt, block, step)
+        return entry if self.put(entry) else None
+
+    def make(self, parent: Entry | None, tokens: tuple[int, ...], salt: str, block: int, step: int) -> Entry:
+        """One that is not entered yet."""
         key = self._hash((parent.key if parent else self._root(salt), tokens))
-        if key in self._entries:
-            return None
-        entry = self._entries[key] = Entry(key, parent, tokens, salt=salt, block=block, step=step)
-        return entry
+        return Entry(key, parent, tokens, salt=salt, block=block, step=step)
+
+    def put(self, entry: Entry) -> bool:
+        """Whether its key was free."""
+        return self._entries.setdefault(entry.key, entry) is entry
 
     def forget(self, entry: Entry) -> None:
         del self._entries[entry.key]

@@ -1,5 +1,7 @@
 """What a scheduler's recording consists of: a header, then each event with its time and what it led to.
 
+A life of the scheduler is recorded in parts, a file each, of which each can be replayed without the others.
+
 A file is a first line, then frames: a length (4 bytes, little-endian) and so many bytes, zlib over
 MessagePack. The first frame is the header, each other one a list of entries. A file that was cut off ends
 with its last whole frame.
@@ -15,6 +17,7 @@ import msgspec
 
 from pillion.config import Scheduler
 
+from .checkpoint import Checkpoint
 from .messages import (
     Cancelled,
     Command,
@@ -33,13 +36,15 @@ from .messages import (
     Woken,
 )
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, 2)  # the first began with the process always
 MAGIC = b"pillion recording\n"
 SUFFIX = ".rec"
 EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
     for kind in (*(Connected, Disconnected, Submitted, Cancelled, Ordered, StepDone, StepFailed, Woken),)
 }
+GOES_ON = "it goes on in the next part"
 END = "End"  # the kind of the last entry, whose event is a text: why there is no more
 _LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 28  # bytes of a frame, unpacked
@@ -57,6 +62,9 @@ class Header(msgspec.Struct, frozen=True):
     started: float  # seconds since the epoch
     settings: Scheduler
     schema: int = SCHEMA
+    life: float = 0.0  # when the first part was begun; the parts of a life can be put together
+    part: int = 0
+    core: Checkpoint | None = None  # from which it goes on; a new one where there is none
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True):
@@ -173,8 +181,8 @@ def read(path: Path) -> tuple[Header, Iterator[Entry]]:
     if first is None:
         raise NoRecording("it ends before its header")
     schema = _decoded(first, dict[str, Any]).get("schema")
-    if schema != SCHEMA:
-        raise NoRecording(f"its schema is {schema}, this release reads {SCHEMA}")
+    if schema not in READABLE:
+        raise NoRecording(f"its schema is {schema}, this release reads {' and '.join(map(str, READABLE))}")
     return _decoded(first, Header), (each for content in frames for each in _decoded(content, list[Entry]))
 
 

@@ -20,6 +20,7 @@ from pillion.config import Config, ConfigError, Scheduler
 from pillion.contracts.access import Access
 from pillion.contracts.entries import Cancel, Facts, Heartbeat
 from pillion.scheduler.beat import Beat, heartbeat
+from pillion.scheduler.checkpoint import checkpoint
 from pillion.scheduler.control import DRAINING, Controls
 from pillion.scheduler.core import Core
 from pillion.scheduler.explaining import Explaining
@@ -79,7 +80,7 @@ class Service:
         read, cancel, control, publish, beat, lease, watch = self._connections
         self.lease = Lease(lease, self.keys, f"replica:{replica}", config.scheduler.lease_seconds)
         self.core = Core(config.scheduler)
-        self._recorder = _recorder(config.scheduler)
+        self._recorder = _recorder(config.scheduler, self.core)
         self.history = History(config.scheduler)
         self.ledger = Ledger()
         self.observer = Observer()
@@ -316,13 +317,14 @@ class Service:
             await connection.close()
 
 
-def _recorder(settings: Scheduler) -> Recorder | None:
+def _recorder(settings: Scheduler, core: Core) -> Recorder | None:
     """Raises ConfigError."""
     if settings.record is None:
         return None
     known = msgspec.structs.replace(settings, record=None)  # where it lies is nobody's business
     header = Header(VERSION, settings.replica, clock.wall(), known)
-    return Recorder(Path(settings.record).expanduser(), header, settings.record_bytes)
+    folder = Path(settings.record).expanduser()
+    return Recorder(folder, header, settings.record_bytes, lambda: checkpoint(core))
 
 
 async def run(config: Config) -> int:

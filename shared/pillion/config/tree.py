@@ -306,7 +306,7 @@ class Scheduler(Section, frozen=True):
     ] = None
     record_bytes: Annotated[
         Positive,
-        Meta(description="most bytes of a recording, which then ends; older ones keep as much again"),
+        Meta(description="most bytes of a replica's recordings, which come in parts; the oldest go"),
     ] = 256 << 20
 
     @property

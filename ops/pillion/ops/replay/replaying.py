@@ -8,7 +8,7 @@ import msgspec
 
 from pillion.scheduler import recorded
 from pillion.scheduler.core import Core
-from pillion.scheduler.messages import Connected, Disconnected, StepFailed, Submitted
+from pillion.scheduler.messages import Connected, Disconnected, Snapshot, StepFailed, Submitted
 from pillion.scheduler.recorded import END, Entry, Planned, answered
 
 
@@ -46,6 +46,7 @@ class Seen:
     hits: int = 0
     queried: int = 0
     end: str = ""  # why it ends, where that is said
+    seam: bool | None = None  # whether it begins with what the part before ended with; None: not compared
     difference: Difference | None = None
     version: str = field(default="")
 
@@ -100,11 +101,13 @@ def replay(core: Core, entries: Iterable[Entry], seen: Seen) -> Iterator[Seen]:
         yield seen
 
 
-def count(core: Core, seen: Seen) -> None:
-    """What only the core knows, at the end."""
-    snapshot = core.snapshot()
-    seen.preemptions, seen.recomputed = snapshot.preemptions, snapshot.recomputed_tokens
-    seen.hits, seen.queried = snapshot.hit_tokens, snapshot.queried_tokens
+def count(core: Core, seen: Seen, start: Snapshot) -> None:
+    """What only the core knows, at the end. `start`: what it knew before the first event."""
+    end = core.snapshot()
+    seen.preemptions = end.preemptions - start.preemptions
+    seen.recomputed = end.recomputed_tokens - start.recomputed_tokens
+    seen.hits = end.hit_tokens - start.hit_tokens
+    seen.queried = end.queried_tokens - start.queried_tokens
 
 
 def _differences(entry: Entry, plans: tuple[Planned, ...], rest: int, wake: float | None) -> Iterator[str]:

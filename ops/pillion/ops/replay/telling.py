@@ -1,40 +1,85 @@
-"""Replays a file, with progress on a terminal, and tells how it went."""
+"""Replays the parts of a recording, with progress on a terminal, and tells how it went."""
 
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 import msgspec
 
 from pillion.ops.replay.replaying import Seen, count, replay
+from pillion.scheduler.checkpoint import BadCheckpoint, checkpoint, restored
 from pillion.scheduler.core import Core
-from pillion.scheduler.recorded import read
+from pillion.scheduler.recorded import GOES_ON, SUFFIX, Entry, Header, NoRecording, read
 from pillion.version import VERSION
 from pillion.words import counted
 
 _LOOK_EVERY = 0.2  # seconds between two lines of progress
 
 
-def run(file: Path, as_json: bool = False) -> int:
+def run(paths: Sequence[Path], as_json: bool = False) -> int:
     """The exit code: 0 where all plans are the same, 1 at a difference. Raises NoRecording, OSError."""
-    header, entries = read(file)
-    core, seen = Core(header.settings), Seen(version=header.version)
-    shown, at = sys.stderr.isatty(), 0.0
+    files = [file for path in paths for file in _parts(path)]
+    before: Replayed | None = None
+    for file in files:
+        try:
+            header, entries = read(file)
+            core = Core(header.settings) if header.core is None else restored(header.settings, header.core)
+            seen = Seen(version=header.version, seam=_seam(before, header))
+            _replay(core, entries, seen)
+        except (NoRecording, BadCheckpoint) as error:
+            raise NoRecording(f"{file}: {error}") from None
+        if as_json:
+            click.echo(msgspec.json.encode(asdict(seen)).decode())
+        else:
+            for line in ([f"{file.name}:"] if len(files) > 1 else []) + lines(seen):
+                click.echo(line)
+        if seen.difference is not None or seen.seam is False:
+            return 1
+        before = Replayed(header, core, seen.end)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A part, and the core as it is at its end."""
+
+    header: Header
+    core: Core
+    end: str
+
+
+def _parts(path: Path) -> list[Path]:
+    """The file; of a folder all recordings, each life's parts in order. Raises NoRecording, OSError."""
+    if not path.is_dir():
+        return [path]
+    found = {file: read(file)[0] for file in path.glob(f"*{SUFFIX}")}
+    if not found:
+        raise NoRecording(f"{path} holds no recording")
+    return sorted(found, key=lambda file: (found[file].replica, found[file].life, found[file].part, file))
+
+
+def _seam(before: Replayed | None, header: Header) -> bool | None:
+    """Whether a part begins with what the one before ended with, where that is known."""
+    if before is None or before.end != GOES_ON or header.core is None:
+        return None
+    ours, theirs = before.header, header
+    if (ours.replica, ours.life, ours.part + 1) != (theirs.replica, theirs.life, theirs.part):
+        return None
+    return checkpoint(before.core) == header.core
+
+
+def _replay(core: Core, entries: Iterable[Entry], seen: Seen) -> None:
+    shown, at, start = sys.stderr.isatty(), 0.0, core.snapshot()
     for _ in replay(core, entries, seen):
         if shown and time.monotonic() - at > _LOOK_EVERY:
             at = time.monotonic()
             click.echo(f"\r{counted(seen.plans, 'plan')}, {seen.seconds:.0f} s", nl=False, err=True)
     if shown:
         click.echo("\r\x1b[K", nl=False, err=True)
-    count(core, seen)
-    if as_json:
-        click.echo(msgspec.json.encode(asdict(seen)).decode())
-    else:
-        for line in lines(seen):
-            click.echo(line)
-    return 0 if seen.difference is None else 1
+    count(core, seen, start)
 
 
 def lines(seen: Seen) -> list[str]:
@@ -50,6 +95,8 @@ def lines(seen: Seen) -> list[str]:
         f"{counted(seen.failed, 'failed step')}, "
         f"executor attached {counted(seen.attached, 'time')}, lost {counted(seen.lost, 'time')}",
     ]
+    if seen.seam is False:
+        told.append("it does not begin with what the part before ended with")
     difference = seen.difference
     if difference is None:
         told.append(f"the recording ends: {seen.end or 'it was cut off'}")

@@ -6,8 +6,9 @@ from random import Random
 from pillion.config import Scheduler
 from pillion.steptime import Work
 
-from .gpu import A100, A6000, GPT_3, LLAMA_13B, LLAMA_33B, TILE, YI_34B, Deployment
-from .pipeline import PREFILL_BESIDE_DECODE, UNEQUAL_DECODE, UNEQUAL_PREFILL, Job, Pipeline, Ran
+from . import pipeline
+from .gpu import A100, A6000, GPT_3, LLAMA_13B, LLAMA_33B, TILE, YI_34B, Deployment, cost_model
+from .pipeline import Job, Ran
 from .table import Cell, Table
 
 SMALL, LARGE, YI = Deployment(LLAMA_13B, A6000), Deployment(LLAMA_33B, A100), Deployment(YI_34B, A100, tp=2)
@@ -27,8 +28,16 @@ def settings(policy: str, slots: int, budget: int | None = None) -> Scheduler:
 
 
 def run(deployment: Deployment, policy: str, slots: int, budget: int | None, jobs: Sequence[Job]) -> Ran:
-    made = settings(policy, slots, budget)
-    return Pipeline(made, deployment.seconds, deployment=deployment, tile=TILE).run(jobs)
+    """`slots`: of each of as many micro-batches as stages."""
+    return pipeline.run(
+        settings(policy, slots * deployment.stages, budget),
+        deployment.seconds,
+        jobs,
+        known=cost_model(deployment),
+        stages=deployment.stages,
+        hop=deployment.send,
+        tile=TILE,
+    )
 
 
 def jobs(length: int, ratio: float, count: int) -> list[Job]:
@@ -182,9 +191,9 @@ def riding() -> Table:
         " (128 - 3) / 3 = 42 and (256 - 3) / 3 = 84.",
         ("P:D", "chunk 128, paper", "chunk 128, ours", "chunk 256, paper", "chunk 256, ours"),
         tuple(rows),
-        "The knees are at the paper's ratios. Just below them a little more rides, since a prompt's "
-        "last chunk is shorter; above"
-        " them not quite all does, since the last requests have nothing to ride on.",
+        "The knees are at the paper's ratios, the shares within a twentieth of the formula's: a prompt's "
+        "last chunk is shorter, so more rides; a slot is taken again a step after its last token, and the "
+        "last requests have nothing to ride on, so less does.",
     )
 
 
@@ -278,7 +287,7 @@ def budget_example() -> Table:
 
         # Each rider begins a step after the one before; all have six to go when the prompt begins.
         load = [Job(2, riders + more - index) for index in range(riders)] + [Job(1536, 1)]
-        ran = Pipeline(settings("sarathi", riders + 1, chunk + riders), seconds).run(load)
+        ran = pipeline.run(settings("sarathi", riders + 1, chunk + riders), seconds, load)
         steps = sum(work.chunks > 0 for work in ran.steps) - riders
         rows.append(
             (
@@ -320,35 +329,32 @@ def pipelines() -> Table:
     base = ran[0][3]
     rows = []
     for name, throughput, bubbles, one, replicas in ran:
-        faster = replicas * len(one.waits) / one.seconds / (len(base.waits) / base.seconds)
+        faster = replicas * one.bubbles.requests.count / one.seconds / (_REQUESTS / base.seconds)
         fewer = f"1 / {base.median_wait / one.median_wait:.3g}" if one.median_wait else "none"
-        kinds = [
-            one.bubbles.get(kind, 0.0) / 8
-            for kind in (UNEQUAL_PREFILL, PREFILL_BESIDE_DECODE, UNEQUAL_DECODE)
-        ]
-        rows.append((name, throughput, faster, bubbles, fewer, *kinds))
+        kinds = [seconds / one.bubbles.stages for seconds in one.bubbles.seconds]
+        idle = 100 * one.bubbles.summary(one.seconds)["idle_share"]
+        rows.append((name, throughput, faster, bubbles, fewer, *kinds, idle))
     return Table(
         "pipelines",
         "SARATHI: bubbles of a pipeline",
-        f"GPT-3 on 64 A100, {_REQUESTS} requests of {_SHORTEST} to {_LONGEST} tokens (Zipf, {_SKEW}), "
-        f"P:D {_RATIO}, all there from the"
-        f" start; {slots} slots for each of eight micro-batches, {alone} for a replica, by the paper's "
-        f"formula for B. Bubbles: how"
-        " long stages wait for a micro-batch after the one before it; of a request, those ahead of its "
-        "steps, median. The last"
-        " columns say what the two micro-batches carried, seconds a stage: two prefills of unequal size "
-        "(PB1), a prefill and"
-        " none (PB2), decodes alone (PB3).",
-        ("", "throughput, paper", "ours", "a request's bubbles, paper", "ours", "PB1, s", "PB2, s", "PB3, s"),
+        f"GPT-3 on 64 A100, {_REQUESTS} requests of {_SHORTEST} to {_LONGEST} tokens (Zipf, {_SKEW}), P:D "
+        f"{_RATIO}, all there from the start; {slots} slots for each of eight micro-batches of one "
+        f"scheduler, {alone} for a replica, by the paper's formula for B. Bubbles: how long stages wait for "
+        "a micro-batch while the pipeline has work; of a request, those ahead of its steps, median. By what"
+        " the stage had run and what it waited for, seconds a stage: two with prefills (PB1), one with and "
+        "one without (PB2), decodes alone (PB3). Idle: with all other waits, filling and draining the "
+        "pipeline included.",
+        (
+            *("", "throughput, paper", "ours", "a request's bubbles, paper", "ours"),
+            *("PB1, s", "PB2, s", "PB3, s", "idle, %"),
+        ),
         tuple(rows),
-        "The order is the paper's: SARATHI before TP only before Orca over stages; SARATHI gains"
-        " more over Orca than there and about as much over TP only (1.62 against 1.48). Our stages are "
-        "equal to the last"
-        " microsecond, so what SARATHI leaves is the way between machines; theirs are not. All requests "
-        "begin at once, which"
-        " is hard on Orca, and letting one prompt at a time into its steps hardly helps. A wait that a "
-        "long prefill caused"
-        " travels on: much of PB3 is one, seen a few micro-batches later.",
+        "The order is the paper's: SARATHI before TP only before Orca over stages; SARATHI gains more over "
+        "Orca than there and about as much over TP only (1.64 against 1.48). Orca's bubbles are nearly all "
+        "of the second kind: a whole prompt beside decodes. Our stages are equal to the last microsecond, "
+        "so what SARATHI leaves is the way between machines and unequal attention, a tenth of what it left "
+        "there. All requests begin at once, which is hard on Orca, and letting one prompt at a time into "
+        "its steps does not help.",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from pillion.ops.paper import sarathi, serve
+from pillion.ops.paper import bubbles, sarathi, serve
 from pillion.ops.paper.page import page
 from pillion.ops.paper.table import Table
 
@@ -21,7 +21,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "riding": sarathi.riding,
     "gains": sarathi.gains,
     "budget_example": sarathi.budget_example,
-    "pipelines": sarathi.pipelines,
+    "pipelines": bubbles.pipelines,
     "ablation": serve.ablation,
     "capacities": serve.capacities,
 }

@@ -82,8 +82,21 @@ def test_sockets_of_a_deep_state_folder_go_to_a_short_one(
     try:
         assert len(str(elsewhere / "executor-0.sock")) <= 107
         assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
+        (elsewhere / "held").touch()
+        stack.leave_sockets(deep)
+        assert elsewhere.is_dir()  # somebody still has one there
+        (elsewhere / "held").unlink()
+        stack.leave_sockets(deep)
+        assert not elsewhere.exists()
     finally:
-        elsewhere.rmdir()
+        shutil.rmtree(elsewhere, ignore_errors=True)
+
+
+def test_a_state_folder_is_no_folder_for_sockets_only() -> None:
+    state = Path(tempfile.mkdtemp(dir="/tmp", prefix="s"))
+    stack.leave_sockets(state)
+    assert state.is_dir()
+    state.rmdir()
 
 
 def test_the_second_of_a_name_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -70,13 +71,25 @@ def claim_format(state: Path) -> None:
 
 def socket_folder(state: Path) -> Path:
     """Where the stack's sockets are; the same for the same state folder. Raises StackError."""
-    if _has_room(state.absolute()):
-        return private_folder(state.absolute())
-    name = hashlib.sha256(os.fsencode(state.absolute())).hexdigest()[:16]
+    return private_folder(_sockets(state.absolute()))
+
+
+def leave_sockets(state: Path) -> None:
+    """Removes a folder that is there for sockets only, once it is empty."""
+    folder = _sockets(state.absolute())
+    if folder != state.absolute():
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _sockets(state: Path) -> Path:
+    if _has_room(state):
+        return state
+    name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere", f"pillion-{name}")
     if runtime.parent.is_dir() and _has_room(runtime):
-        return private_folder(runtime)
-    return private_folder(Path(tempfile.gettempdir()) / f"pillion-{os.getuid()}-{name}")
+        return runtime
+    return Path(tempfile.gettempdir()) / f"pillion-{os.getuid()}-{name}"
 
 
 def url(config: Config) -> str:

@@ -55,6 +55,7 @@ def up(config: Config) -> int:
     finally:
         with suppress(OSError):
             settings.unlink(missing_ok=True)
+        stack.leave_sockets(config.state_path)
 
 
 def resolve(config: Config) -> Config:

@@ -31,10 +31,12 @@ from pillion.executor.engine import Engine
 from pillion.executor.servicer import Servicer
 from pillion.executor.spans import Spans
 from pillion.executor.watch import Watch
+from pillion.grammar.wire import CURRENT
 from pillion.telemetry import Metrics, names
 
 PROMPT = list(range(10, 30))
 DEADLINE = 20.0
+SLOW = pb.Constraint(kind="lark", text="start: A\nA: ~/(.*)a(.*)/ & ~/(.*)b.{50}(.*)/ & /.{0,500}/")
 OPEN = Access(load(environ={}).config.executor)
 
 
@@ -64,6 +66,8 @@ class Gate:
         self.engine = engine
         self.door = threading.Event()
         self.door.set()
+        self.compiles = threading.Event()
+        self.compiles.set()
         self.began: list[int] = []
         self.threads: set[str] = set()
         self.resets = 0
@@ -81,6 +85,10 @@ class Gate:
         self.threads.add(threading.current_thread().name)
         assert self.door.wait(DEADLINE)
         return self.engine.run(plan)
+
+    def compile(self, place: int, message: pb.Constraint) -> None:
+        assert self.compiles.wait(DEADLINE)
+        self.engine.compile(place, message)
 
     def reset(self) -> None:
         self.resets += 1
@@ -128,6 +136,9 @@ class Stream:
     async def send(self, plan: pb.Plan) -> None:
         await self.call.write(pb.ToExecutor(plan=plan))
 
+    async def compile(self, place: int, constraint: pb.Constraint) -> None:
+        await self.call.write(pb.ToExecutor(compile=pb.Compile(place=place, constraint=constraint)))
+
     async def get(self) -> pb.FromExecutor:
         async with asyncio.timeout(DEADLINE):
             message = await self.call.read()
@@ -160,6 +171,7 @@ async def house(engine: Engine, tmp_path: Path) -> AsyncIterator[House]:
     house.servicer.ready(house.gate)
     yield house
     house.gate.door.set()
+    house.gate.compiles.set()
     for channel in house.channels:
         await channel.close()
     await server.stop(0)
@@ -190,6 +202,19 @@ def prefill(step: int, slot: int, incarnation: int, blocks: list[int], **more: A
 
 def decode(step: int, slot: int, start: int, tokens: int = 1) -> pb.Plan:
     return pb.Plan(step=step, slot=[slot], start=[start], count=[1], sample=[tokens])
+
+
+def kill(engine: Engine) -> int:
+    """The grammar process; answers which it was."""
+    pid = engine.grammars.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def in_place(engine: Engine) -> int:
+    """The place whose constraint is being compiled."""
+    return int(CURRENT.unpack_from(engine.grammars._shared)[1])
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -231,6 +256,61 @@ async def test_results_come_in_the_order_of_the_plans(house: House) -> None:
     assert first == tokens[0]
     assert len(set(tokens)) > 1
     assert len(house.gate.threads) == 1
+
+
+async def test_steps_go_on_while_a_slow_constraint_is_compiled(house: House, engine: Engine) -> None:
+    """Free ones and constrained ones; what the slow one had is compiled before its sequence comes."""
+    stream = await house.attach()
+    assert (await stream.facts()).grammars > 5
+    quick = pb.Sampling(seed=2, constraint=pb.Constraint(kind="regex", text="[ab]{200}"))
+    await stream.compile(4, quick.constraint)
+    assert (await stream.get()).compiled.place == 4
+    await stream.send(prefill(1, 0, 1, [1, 2, 3]))
+    await stream.send(prefill(2, 1, 2, [4, 5, 6], sampling=quick))
+    lengths = [len(PROMPT) + 1] * 2
+    for _ in range(2):
+        assert (await stream.result()).token_count == [1]
+    await stream.compile(5, SLOW)
+    await until(lambda: in_place(engine) == 5)
+    for step in range(3, 23):
+        await stream.send(
+            pb.Plan(step=step, slot=[0, 1], start=[n - 1 for n in lengths], count=[1, 1], sample=[1, 1])
+        )
+        assert (await stream.result()).token_count == [1, 1]
+        lengths = [n + 1 for n in lengths]
+    assert in_place(engine) == 5, "it was compiled in line"
+    first = kill(engine)  # this time it may have been somebody else's fault
+    await until(lambda: engine.grammars.pid not in (None, first) and in_place(engine) == 5)
+    kill(engine)
+    assert (await stream.get()).compiled.place == 5
+    await stream.send(prefill(23, 2, 3, [7, 8, 9], sampling=pb.Sampling(seed=3, constraint=SLOW)))
+    result = await stream.result()
+    assert list(result.finish) == [pb.ERROR] and "more time or memory" in result.errors[2]
+
+
+async def test_a_constraint_that_is_none_is_told_to_its_sequence(house: House) -> None:
+    stream = await house.attach()
+    await stream.facts()
+    wrong = pb.Constraint(kind="xml", text="<a>")
+    await stream.compile(0, wrong)
+    assert (await stream.get()).compiled.place == 0
+    await stream.send(prefill(1, 0, 1, [1, 2], sampling=pb.Sampling(seed=1, constraint=wrong)))
+    assert list((await stream.result()).finish) == [pb.ERROR]
+
+
+@pytest.mark.parametrize("places", [[64], [3, 3]])
+async def test_a_place_that_is_not_there_or_still_in_work_ends_the_stream(
+    house: House, places: list[int]
+) -> None:
+    stream = await house.attach()
+    await stream.facts()
+    house.gate.compiles.clear()
+    for place in places:
+        await stream.compile(place, pb.Constraint(kind="regex", text="a"))
+    assert await stream.end() == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"place {places[0]} is beyond the 64 places, or not answered yet",
+    )
 
 
 async def test_a_resumed_sequence_goes_on_with_the_same_tokens(house: House) -> None:

@@ -13,10 +13,12 @@ import msgspec
 import pytest
 
 from pillion import config
-from pillion.contracts.entries import Facts, Request, Sampling
+from pillion.contracts.entries import Constraint, Facts, Request, Sampling
 from pillion.scheduler.core import Core
 from pillion.scheduler.messages import (
     Cancelled,
+    Compile,
+    Compiled,
     Connected,
     Disconnected,
     Plan,
@@ -65,11 +67,13 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(draw.randrange(END) for _ in range(length))
 
 
-def request(id: str, *prompts: tuple[int, ...], seed: int = 0, ignore_eos: bool = False, **fields) -> Request:
+def request(
+    id: str, *prompts: tuple[int, ...], seed: int = 0, ignore_eos: bool = False, regex: str = "", **fields
+) -> Request:
     values = {"gateway": "g", "model": "toy", "arrival": 0.0, "max_tokens": 8}
-    return Request(
-        id=id, prompts=prompts, sampling=Sampling(seed=seed, ignore_eos=ignore_eos), **(values | fields)
-    )
+    constraint = Constraint("regex", regex) if regex else None
+    sampling = Sampling(seed=seed, ignore_eos=ignore_eos, constraint=constraint)
+    return Request(id=id, prompts=prompts, sampling=sampling, **(values | fields))
 
 
 def draft(step: int) -> Draft:
@@ -264,6 +268,9 @@ class Drive:
         self.ends: float | None = None  # when the oldest step in flight ends
         self._returns: deque[float] = deque()  # over stages: when each in flight ends
         self._free = [0.0] * self.facts.pp  # when each stage has done all that was sent
+        self.compiling: dict[int, Constraint] = {}  # by place, in the order of the asking
+        self.compiled: dict[int, Constraint] = {}
+        self.given_away = 0  # places, for another constraint
         self.times: dict[tuple[str, int], list[float]] = {}
         self.arrived: dict[str, float] = {}
         self.most_in_flight = 0
@@ -287,6 +294,9 @@ class Drive:
             match command:
                 case SendPlan(plan):
                     self._name(plan)
+                    for take in plan.take:
+                        constraint = take.request.sampling.constraint
+                        assert constraint is None or constraint in self.compiled.values()
                     self.in_flight.append(plan)
                     self.plans.append(plan)
                     self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
@@ -295,6 +305,11 @@ class Drive:
                         self.ends = self._returns[0]
                     elif len(self.in_flight) == 1:
                         self.ends = self.now + self.step_time(plan) * plan.steps
+                case Compile(place, constraint):
+                    assert place not in self.compiling, "asked for again without an answer"
+                    assert constraint not in self.compiled.values(), "it is there"
+                    self.given_away += self.compiled.pop(place, None) is not None
+                    self.compiling[place] = constraint
                 case Publish(_, items, finished, parked):
                     for item in items:
                         self._item(item)
@@ -354,6 +369,8 @@ class Drive:
         self.in_flight.clear()
         self._returns.clear()
         self.ends = self.wake = None
+        self.compiling.clear()
+        self.compiled.clear()
         self.handle(Disconnected())
 
     def submit(self, *requests: Request) -> None:
@@ -384,6 +401,12 @@ class Drive:
         ended = tuple(sorted(choice for choice, stream in streams.items() if stream.finish is not None))
         done = {choice: tuple(stream.tokens) for choice, stream in streams.items()}
         self.handle(Submitted(one, done, ended))
+
+    def compile(self) -> None:
+        """The executor has compiled the first that it was asked for."""
+        place = next(iter(self.compiling))
+        self.compiled[place] = self.compiling.pop(place)
+        self.handle(Compiled(place))
 
     def finish_step(self, fail: bool = False) -> Plan:
         """The oldest plan returns."""
@@ -423,6 +446,9 @@ class Drive:
             return True
         if self.in_flight:
             self.finish_step()
+            return True
+        if self.compiling:
+            self.compile()
             return True
         return False
 

@@ -36,8 +36,9 @@ def build(toy, seen, policy, stages):
             tile=st.sampled_from([1, 4, 8]),
             several=st.sampled_from([0.0, 0.02, 1.0, 1.0]),
             most=st.sampled_from([64, 20] if policy in WHOLE else [64]),
+            places=st.sampled_from([0, 1, 2, 4]),
         )
-        def start(self, blocks, budget, slots, guard, caching, collide, tile, several, most):
+        def start(self, blocks, budget, slots, guard, caching, collide, tile, several, most, places):
             options = toy.settings(
                 policy=policy,
                 max_num_batched_tokens=budget,
@@ -48,6 +49,7 @@ def build(toy, seen, policy, stages):
                 multi_step_seconds=several,
             )
             core = Core(options, hash_block=(lambda content: sum(content[1]) % 3) if collide else hash)
+            self.places = places
             executor = toy.facts(
                 block_size=BLOCK,
                 num_blocks=blocks,
@@ -55,6 +57,7 @@ def build(toy, seen, policy, stages):
                 tile=tile,
                 max_model_len=LONGEST,
                 pp=stages,
+                grammars=places,
             )
             self.drive = toy.Drive(core, executor)
             self.count = 0
@@ -69,8 +72,9 @@ def build(toy, seen, policy, stages):
             n=st.sampled_from([1, 1, 1, 3]),
             salt=st.sampled_from(["", "", "a"]),
             resumed=st.integers(0, 30),
+            regex=st.sampled_from(["", "", "", "a", "b", "c", "d", "e"]),
         )
-        def submit(self, length, family, share, output, priority, n, salt, resumed):
+        def submit(self, length, family, share, output, priority, n, salt, resumed, regex):
             self.count += 1
             id = str(self.count)
             # Prompts of one family agree on their first tokens.
@@ -82,6 +86,7 @@ def build(toy, seen, policy, stages):
                 n=n,
                 priority=priority,
                 cache_salt=salt,
+                regex=regex if self.places else "",
                 arrival=float(self.count),
             )
             if resumed > 20:
@@ -95,6 +100,12 @@ def build(toy, seen, policy, stages):
         @rule()
         def step(self):
             self.drive.finish_step()
+
+        @precondition(lambda self: self.drive.compiling)
+        @rule()
+        def compile(self):
+            self.drive.compile()
+            seen["compiled beside"] += bool(self.drive.in_flight)
 
         @precondition(lambda self: self.drive.in_flight or self.drive.wake)
         @rule(times=st.integers(1, 12))
@@ -122,6 +133,7 @@ def build(toy, seen, policy, stages):
         def lose_executor(self, blocks):
             seen["lost in flight"] += bool(self.drive.in_flight)
             seen["lost in several"] += self._several()
+            seen["lost compiling"] += bool(self.drive.compiling)
             self.drive.disconnect()
             self.drive.connect(
                 toy.facts(
@@ -131,6 +143,7 @@ def build(toy, seen, policy, stages):
                     tile=4,
                     max_model_len=LONGEST,
                     pp=stages,
+                    grammars=self.places,
                 )
             )
 
@@ -196,6 +209,7 @@ def build(toy, seen, policy, stages):
             seen["late"] += snapshot.late_results
             seen["finished"] += len(drive.finished)
             seen["as many in flight as may be"] += drive.most_in_flight == stages + 1
+            seen["given away"] += drive.given_away
             seen["several"] += sum(plan.steps > 1 for plan in drive.plans)
             seen["preempted in several"] += drive.preempted_in_several
 
@@ -214,6 +228,9 @@ HAPPENED = (
     "finished",
     "flushed",
     "as many in flight as may be",
+    "compiled beside",
+    "lost compiling",
+    "given away",
     "several",
     "failed in several",
     "lost in several",

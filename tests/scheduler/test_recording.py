@@ -78,17 +78,22 @@ def test_a_recording_has_every_event_and_plan_and_tells_that_it_is_whole(record)
 def test_nothing_that_users_wrote_is_in_it(toy):
     masks = Masks(b"k" * 32)
     sampling = Sampling(
-        seed=7, stop_token_ids=(41,), bad_words=((42, 43),), constraint=Constraint("regex", "secret")
+        seed=7, stop_token_ids=(41,), bad_words=((42, 43),), constraint=Constraint("regex", "secret", "after")
     )
     prompt = toy.prompt(40)
-    request = toy.request("a", prompt, cache_salt="mine", tenant="alice", traceparent="t")
+    request = msgspec.structs.replace(
+        toy.request("a", prompt, cache_salt="mine", tenant="alice", traceparent="t"), sampling=sampling
+    )
     event = masks.masked(Submitted(request, {0: (5, 6)}, ()), [])
     assert isinstance(event, Submitted)
     bare = event.request
     assert (bare.id, bare.arrival, bare.max_tokens) == ("a", request.arrival, request.max_tokens)
     assert len(bare.prompts[0]) == 40 and not set(bare.prompts[0]) & set(prompt)
     assert event.done[0] != (5, 6) and len(event.done[0]) == 2
-    assert (bare.tenant, bare.traceparent, bare.sampling) == ("", "", Sampling(seed=0)) != sampling
+    assert (bare.tenant, bare.traceparent) == ("", "")
+    named = bare.sampling.constraint
+    assert bare.sampling == Sampling(seed=0, constraint=named)
+    assert named.kind == "regex" and len(named.text) == 32 and not named.after
     assert bare.cache_salt not in ("", "mine")
     rows = (RowResult(0, 99, (5,), None, (TokenLogprob(-1.0, 1),), "text"),)
     done = masks.masked(StepDone(1, rows, 0.1), [])

@@ -58,7 +58,7 @@ _REQUEST = Request(
 _FACTS = Facts(
     model="demo", fingerprint="bits", max_model_len=512, vocab_size=320, end_tokens=(2,), block_size=16,
     num_blocks=33, max_num_seqs=8, max_step_tokens=64, tile=16, dtype="float32", backend="torch", tp=1, pp=1,
-    backend_reason="asked for",
+    backend_reason="asked for", grammars=64,
 )  # fmt: skip
 _LOGPROBS = (TokenLogprob(-0.5, 1, ((5, -0.5), (6, -1.0))),)
 _REFUSAL = Refusal(

@@ -1,4 +1,4 @@
-"""One scheduler's stream: plans in, results out, both in the order of `step`."""
+"""One scheduler's stream: plans in, results out, both in the order of `step`; and constraints beside them."""
 
 import asyncio
 from concurrent.futures import Future
@@ -59,12 +59,14 @@ class Attachment:
         self._steps: asyncio.Queue[Future[Step] | None] = asyncio.Queue()  # bounded by the room
         self._ending: asyncio.Future[StreamEnded] = asyncio.get_running_loop().create_future()
         self._running: set[Future[Step]] = set()
-        self._writing: asyncio.Future[None] | None = None  # gRPC takes no write beside another
+        self._compiling: dict[int, asyncio.Task[None]] = {}  # by place
+        self._words = asyncio.Lock()  # gRPC takes no write beside another
+        self._writing: asyncio.Future[None] | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether no plan is queued or running."""
-        return not self._running
+        """Whether no plan and no constraint is queued or in work."""
+        return not self._running and not self._compiling
 
     def end(self, reason: StreamEnded) -> None:
         """Ends the stream from outside; queued plans are discarded, the running step ends by itself."""
@@ -80,12 +82,14 @@ class Attachment:
         failure: StreamEnded | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(context))
+                tasks.create_task(self._read(context, tasks))
                 writer = tasks.create_task(self._write(context))
                 either: list[asyncio.Future[Any]] = [writer, self._ending]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if self._ending.done():
                     raise self._ending.result()
+                for task in self._compiling.values():
+                    task.cancel()
         except* StreamEnded as group:
             failure = next(error for error in group.exceptions if isinstance(error, StreamEnded))
         finally:
@@ -93,11 +97,18 @@ class Attachment:
         if failure is not None:
             raise failure
 
-    async def _read(self, context: Context) -> None:
+    async def _read(self, context: Context, tasks: asyncio.TaskGroup) -> None:
         # What is no message is the end of the stream.
         while isinstance(message := await read(context), executor_pb2.ToExecutor):
-            if message.WhichOneof("message") != "plan":
-                raise StreamEnded(grpc.StatusCode.INVALID_ARGUMENT, "only plans may follow the first message")
+            kind = message.WhichOneof("message")
+            if kind == "compile":
+                self._compile(context, tasks, message.compile)
+                continue
+            if kind != "plan":
+                raise StreamEnded(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "only plans and constraints may follow the first message",
+                )
             plan = message.plan
             if plan.step != self._due:
                 raise StreamEnded(
@@ -118,10 +129,29 @@ class Attachment:
             step = await asyncio.wrap_future(future)
             self._running.discard(future)
             self._room.release()
-            # The end of the stream cancels this task, but not the write: another may follow it.
-            self._writing = asyncio.ensure_future(context.write(step.message()))
-            await asyncio.shield(self._writing)
+            await self._say(context, step.message())
             self._observer.step(step)
+
+    def _compile(self, context: Context, tasks: asyncio.TaskGroup, wanted: executor_pb2.Compile) -> None:
+        places = self._engine.facts.grammars
+        if wanted.place >= places or wanted.place in self._compiling:
+            raise StreamEnded(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"place {wanted.place} is beyond the {places} places, or not answered yet",
+            )
+        self._compiling[wanted.place] = tasks.create_task(self._compiled(context, wanted))
+
+    async def _compiled(self, context: Context, wanted: executor_pb2.Compile) -> None:
+        await asyncio.wrap_future(self._compute.compile(self._engine, wanted))
+        del self._compiling[wanted.place]
+        compiled = executor_pb2.Compiled(place=wanted.place)
+        await self._say(context, executor_pb2.FromExecutor(compiled=compiled))
+
+    async def _say(self, context: Context, message: executor_pb2.FromExecutor) -> None:
+        async with self._words:
+            # The end of the stream cancels this task, but not the write: another may follow it.
+            self._writing = asyncio.ensure_future(context.write(message))
+            await asyncio.shield(self._writing)
 
     async def say_last(self, message: executor_pb2.FromExecutor, context: Context) -> None:
         """Writes one more message after the end, and waits until the other side ends the stream for it."""

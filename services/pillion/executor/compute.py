@@ -1,4 +1,6 @@
-"""The one thread that touches the engine: plans run in order, the next one already waiting when one ends."""
+"""The one thread that runs steps: in order, the next plan already waiting when one ends. And another one
+that has constraints compiled meanwhile.
+"""
 
 import asyncio
 import logging
@@ -54,6 +56,8 @@ class Engine(Protocol):
 
     def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult: ...
 
+    def compile(self, place: int, message: executor_pb2.Constraint) -> None: ...
+
     def reset(self) -> None: ...
 
 
@@ -77,10 +81,13 @@ class Step:
 
 
 class Compute:
-    """Owns the thread. Its queue is bounded by those who submit: each attachment by its room for plans."""
+    """Owns the threads. Their queues are bounded by those who submit: each attachment by its room for plans,
+    and by the places for constraints.
+    """
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "compute")
+        self._compiler = ThreadPoolExecutor(1, "compile")
         self._idle_since = 0.0  # perf_counter
         self._left_work = False
         self.begun = 0  # steps
@@ -110,12 +117,26 @@ class Compute:
         """Queues a step. Cancelling the future takes it out of the queue, unless it has begun."""
         return self._pool.submit(self._run, engine, plan)
 
+    def compile(self, engine: Engine, wanted: executor_pb2.Compile) -> "Future[None]":
+        """Queues a constraint, beside the steps."""
+        return self._compiler.submit(self._compile, engine, wanted)
+
     async def close(self, seconds: float) -> bool:
-        """Whether all that was submitted has ended within `seconds`; the thread ends then."""
-        last = asyncio.wrap_future(self._pool.submit(lambda: None))
-        self._pool.shutdown(wait=False)
-        done, _ = await asyncio.wait({last}, timeout=seconds)
-        return bool(done)
+        """Whether all that was submitted has ended within `seconds`; the threads end then."""
+        pools = self._pool, self._compiler
+        last = [asyncio.wrap_future(pool.submit(lambda: None)) for pool in pools]
+        for pool in pools:
+            pool.shutdown(wait=False)
+        _, left = await asyncio.wait(last, timeout=seconds)
+        return not left
+
+    @staticmethod
+    def _compile(engine: Engine, wanted: executor_pb2.Compile) -> None:
+        try:
+            engine.compile(wanted.place, wanted.constraint)
+        except Exception:
+            # It belongs to the sequences with this constraint: they are told as they take their slots.
+            log.exception("a constraint was not compiled")
 
     def _run(self, engine: Engine, plan: executor_pb2.Plan) -> Step:
         began, start = time.time(), time.perf_counter()

@@ -6,22 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
 from pillion.config import Config, ConfigError, parse_bytes
 from pillion.contracts import executor_pb2
-from pillion.contracts.entries import Facts
+from pillion.contracts.entries import Constraint, Facts
 from pillion.executor.batch import Batch, Row
 from pillion.executor.memory import available_bytes, size_pool
 from pillion.executor.models.llama import Llama
 from pillion.executor.models.parallel import Alone, Shard
 from pillion.executor.models.spec import ModelSpec
 from pillion.executor.results import Results
-from pillion.executor.sampling import Sampler
+from pillion.executor.sampling import Sampler, constraint_from_wire
 from pillion.executor.slots import BadPlan, Slots
 from pillion.executor.work import Costs, Work
-from pillion.grammar import Grammars
+from pillion.grammar import PLACES, Grammars
 from pillion.kernels.four_bit import FourBit
 from pillion.kernels.interface import Backend, CacheShape
 from pillion.kernels.rows import RowCounts, candidates, check, few_candidates, sample_rows
@@ -139,6 +140,7 @@ class Engine:
             tp=shard.tp_size,
             pp=1,
             backend_reason=selected.reason,
+            grammars=PLACES,
         )
 
     @property
@@ -153,6 +155,14 @@ class Engine:
         """Drops all slots."""
         self._slots.clear()
         self._sampler.clear()
+
+    def compile(self, place: int, message: executor_pb2.Constraint) -> None:
+        """Has a constraint ready before a plan takes a slot with it. Blocks; for a thread of its own.
+
+        Raises ValueError for one that cannot be. What does not compile fails the sequences that have it.
+        """
+        constraint = msgspec.convert(msgspec.to_builtins(constraint_from_wire(message)), Constraint)
+        self.grammars.compile(place, constraint)
 
     def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult:
         """Runs one step, or as many as tokens are granted.

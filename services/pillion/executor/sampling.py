@@ -319,12 +319,11 @@ def from_wire(message: executor_pb2.Sampling) -> Sampling:
         ignore_eos=message.ignore_eos,
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
-        constraint=_constraint(message) if message.HasField("constraint") else None,
+        constraint=constraint_from_wire(message.constraint) if message.HasField("constraint") else None,
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(word.tokens) for word in message.bad_words),
     )
 
 
-def _constraint(message: executor_pb2.Sampling) -> Constraint:
-    constraint = message.constraint
-    return Constraint(constraint.kind, constraint.text, constraint.after)  # type: ignore[arg-type]
+def constraint_from_wire(message: executor_pb2.Constraint) -> Constraint:
+    return Constraint(message.kind, message.text, message.after)  # type: ignore[arg-type]

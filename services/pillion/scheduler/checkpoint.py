@@ -19,6 +19,7 @@ from .budget import Budget
 from .core import Core, Live
 from .correction import Corrected
 from .flights import Flight
+from .grammars import Placed
 from .prefix import Entry
 from .roster import Counters, Roster
 from .sequence import Sequence, State
@@ -88,6 +89,8 @@ class Attached(msgspec.Struct, frozen=True):
     free: tuple[int, ...]
     cached: tuple[int, ...]
     entries: tuple[Indexed, ...]
+    grammars: tuple[Placed, ...] = ()
+    compiling: float = 0.0
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -177,6 +180,8 @@ def _attached(core: Core, roster: Roster, places: dict[int, int], entries: list[
             )
             for entry in entries
         ),
+        grammars=roster.grammars.held,
+        compiling=roster.grammars.since,
     )  # fmt: skip
 
 
@@ -260,7 +265,10 @@ def _attach(core: Core, held: Attached, all_held: Iterable[Held], sequences: lis
     pool = Pool(facts.num_blocks, facts.block_size, settings.enable_prefix_caching, core._hash)
     slots = min(settings.max_num_seqs, facts.max_num_seqs)
     reserves = core._policy.reserves
-    roster = Roster(core._waiting, pool, slots, settings.watermark, core._counters, reserves, facts.pp)
+    roster = Roster(
+        core._waiting, pool, slots, settings.watermark, core._counters, reserves, facts.pp, facts.grammars
+    )
+    roster.grammars.go_on(held.grammars, held.compiling)
     core._facts, core._roster = facts, roster
     core._budget = Budget(settings, facts, held.measured)
     core._budget.cost.go_on(held.learned)

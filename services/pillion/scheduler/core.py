@@ -18,6 +18,8 @@ from .flights import Flight, Flights
 from .messages import (
     Cancelled,
     Command,
+    Compile,
+    Compiled,
     Connected,
     Disconnected,
     Event,
@@ -58,13 +60,14 @@ class Outbox:
     """What one event leads to. Plans go first: an executor may be idle."""
 
     plans: list[Command] = field(default_factory=list)
+    compiles: list[Compile] = field(default_factory=list)
     refusals: list[Command] = field(default_factory=list)
     items: list[Tokens] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     parked: list[str] = field(default_factory=list)
 
     def commands(self, step: int) -> list[Command]:
-        commands = self.plans + self.refusals
+        commands = [*self.plans, *self.compiles, *self.refusals]
         if self.items or self.finished or self.parked:
             commands.append(Publish(step, tuple(self.items), tuple(self.finished), tuple(self.parked)))
         return commands
@@ -110,8 +113,12 @@ class Core:
                 self._disconnected(event.orderly, out)
             case Ordered():
                 self._ordered(event.word)
+            case Compiled():
+                self._compiled(event, now)
             case Woken():
                 self._woken_at = None
+        if self._roster is not None:
+            out.compiles = self._roster.grammars.want(self._waiting, now)
         self._plan(now, out)
         commands = out.commands(self._roster.returned if self._roster else 0)
         wake = self._wake(now)
@@ -127,7 +134,14 @@ class Core:
         slots = min(settings.max_num_seqs, facts.max_num_seqs)
         self._facts = facts
         self._roster = Roster(
-            self._waiting, pool, slots, settings.watermark, self._counters, self._policy.reserves, facts.pp
+            self._waiting,
+            pool,
+            slots,
+            settings.watermark,
+            self._counters,
+            self._policy.reserves,
+            facts.pp,
+            facts.grammars,
         )
         self._flights.attach(facts.pp)
         self._budget = Budget(settings, facts, measured)
@@ -282,6 +296,10 @@ class Core:
                     self._suspects.remove(sequence)
                 sequence.failures = 0
 
+    def _compiled(self, event: Compiled, now: float) -> None:
+        if self._roster is not None:
+            self._roster.grammars.compiled(event.place, now)
+
     def _ordered(self, word: Control) -> None:
         if word.flush and self._roster is not None:
             self._roster.flush()
@@ -404,7 +422,7 @@ class Core:
 
     def _compose(self, now: float) -> Plan | None:
         assert self._roster is not None and self._budget is not None
-        suspect = self._roster.suspect = self._suspects[0] if self._suspects else None
+        suspect = self._roster.suspect = next(filter(self._ready, self._suspects), None)
         ahead = max(self._flights.begins - now, 0.0) if self._flights else 0.0
         self._budget.hurry(self._left(now + ahead))
         while True:
@@ -437,6 +455,11 @@ class Core:
         )
         return plan
 
+    def _ready(self, suspect: Sequence) -> bool:
+        """Others do not stand still while its constraint is compiled."""
+        assert self._roster is not None
+        return suspect.running or self._roster.grammars.ready(suspect)
+
     def _left(self, begins: float) -> float:
         """Seconds that the tightest stream has left for a step that begins then.
 
@@ -461,8 +484,9 @@ class Core:
         return min(self._facts.max_model_len, (self._facts.num_blocks - 1) * self._facts.block_size + 1)
 
     def overdue(self, now: float) -> float:
-        """Seconds that the oldest step in flight is past its predicted end; 0 where there is none."""
-        return self._flights.overdue(now)
+        """Seconds that the executor is late with the oldest step in flight, or with a constraint; else 0."""
+        constraint = self._roster.grammars.overdue(now) if self._roster is not None else 0.0
+        return max(self._flights.overdue(now), constraint)
 
     def snapshot(self, now: float = 0.0) -> Snapshot:
         """`now` is needed for `overdue` only."""

@@ -13,11 +13,11 @@ from pillion.contracts import executor_pb2 as pb
 from pillion.contracts import executor_pb2_grpc
 from pillion.contracts.access import Access
 from pillion.scheduler import wire
-from pillion.scheduler.messages import Connected, Disconnected, Event, Plan, StepFailed
+from pillion.scheduler.messages import Compile, Compiled, Connected, Disconnected, Event, Plan, StepFailed
 
 log = logging.getLogger(__name__)
 
-PLANS = 64  # in the queue to the stream; the core keeps one more in flight than the executor has stages
+WORDS = 64  # in the queue to the stream: the core's constraints without an answer, and plans in flight
 ANSWER = 10.0  # seconds from an Open to its answer; an executor that hangs gives none
 _RETRY = 0.1  # seconds between attempts to attach
 _OPTIONS = (
@@ -31,7 +31,9 @@ _OPTIONS = (
 
 
 class Link:
-    """Owns the channel. `deliver` takes Connected, StepDone, StepFailed and Disconnected, in this order."""
+    """Owns the channel. `deliver` takes Connected, then StepDone, StepFailed and Compiled as they come, and
+    Disconnected at the end.
+    """
 
     def __init__(self, address: str, replica: str, deliver: Callable[[Event], None], access: Access) -> None:
         self.address = address
@@ -40,13 +42,13 @@ class Link:
         self._deliver = deliver
         self._access = access
         # One queue an attachment, None while there is none: a former one's writer takes nothing more.
-        self._plans: asyncio.Queue[Plan | None] | None = None
+        self._words: asyncio.Queue[Plan | Compile | None] | None = None
         self._given_up: asyncio.Future[str] | None = None  # of this attachment; gets the reason
 
-    def send(self, plan: Plan) -> None:
-        """Plans that are sent while nothing is attached are lost, as `Disconnected` says."""
-        if self._plans is not None:
-            self._plans.put_nowait(plan)
+    def send(self, word: Plan | Compile) -> None:
+        """What is sent while nothing is attached is lost, as `Disconnected` says."""
+        if self._words is not None:
+            self._words.put_nowait(word)
 
     def give_up(self, reason: str) -> None:
         """Ends the attachment: the executor hangs. Should it wake, nobody listens to it any more."""
@@ -75,18 +77,18 @@ class Link:
         return grpc.aio.secure_channel(self.address, credentials, options=_OPTIONS)
 
     def _lost(self, reason: str, orderly: bool = False) -> None:
-        if self._plans is not None:
+        if self._words is not None:
             log.warning("executor lost: %s", reason)
-            self._plans = None
+            self._words = None
             self._deliver(Disconnected(orderly))
         self.why_not = reason
 
     async def _attach(self, stub: executor_pb2_grpc.ExecutorStub, epoch: int) -> None:
         """Raises AioRpcError where the stream breaks, TimeoutError where nobody answers the Open."""
-        plans: asyncio.Queue[Plan | None] = asyncio.Queue(PLANS)
-        call = stub.Attach(self._messages(epoch, plans), metadata=self._access.metadata)
+        words: asyncio.Queue[Plan | Compile | None] = asyncio.Queue(WORDS)
+        call = stub.Attach(self._messages(epoch, words), metadata=self._access.metadata)
         self._given_up = asyncio.get_running_loop().create_future()
-        listening = asyncio.create_task(self._listen(call, plans))
+        listening = asyncio.create_task(self._listen(call, words))
         either: list[asyncio.Future[Any]] = [listening, self._given_up]
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -98,14 +100,14 @@ class Link:
             call.cancel()
             listening.cancel()
             await asyncio.wait([listening])
-            if plans.empty():
-                # A writer that waits for a plan ends now, and not when it is collected.
-                plans.put_nowait(None)
+            if words.empty():
+                # A writer that waits for a word ends now, and not when it is collected.
+                words.put_nowait(None)
 
     async def _listen(
         self,
         call: "grpc.aio.StreamStreamCall[pb.ToExecutor, pb.FromExecutor]",
-        plans: asyncio.Queue[Plan | None],
+        words: asyncio.Queue[Plan | Compile | None],
     ) -> None:
         async with asyncio.timeout(ANSWER) as opening:
             async for message in call:
@@ -116,10 +118,12 @@ class Link:
                     case "failed":
                         log.error("step %d failed: %s", message.failed.step, message.failed.message)
                         self._deliver(StepFailed(message.failed.step, message.failed.message))
+                    case "compiled":
+                        self._deliver(Compiled(message.compiled.place))
                     case "facts":
                         facts = wire.facts(message.facts)
                         log.info("executor attached: %s, %s, %s", facts.model, facts.dtype, facts.backend)
-                        self.why_not, self._plans = "", plans
+                        self.why_not, self._words = "", words
                         self._deliver(Connected(facts))
                     case "refused":
                         self._refused(message.refused)
@@ -134,7 +138,9 @@ class Link:
             raise Stop(Exit.USAGE, refused.message)
         self._lost(refused.message, orderly=True)
 
-    async def _messages(self, epoch: int, plans: asyncio.Queue[Plan | None]) -> AsyncIterator[pb.ToExecutor]:
+    async def _messages(
+        self, epoch: int, words: asyncio.Queue[Plan | Compile | None]
+    ) -> AsyncIterator[pb.ToExecutor]:
         yield wire.open_message(epoch, self.replica)
-        while (plan := await plans.get()) is not None:
-            yield wire.plan_message(plan)
+        while (word := await words.get()) is not None:
+            yield wire.plan_message(word) if isinstance(word, Plan) else wire.compile_message(word)

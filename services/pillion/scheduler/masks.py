@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from pillion.contracts.entries import Request, Sampling
+from pillion.contracts.entries import Constraint, Request, Sampling
 
 from .checkpoint import Checkpoint, Indexed
 from .messages import Command, Connected, Event, Publish, Refuse, SendPlan, StepDone, Submitted
@@ -20,7 +20,6 @@ from .messages import Command, Connected, Event, Publish, Refuse, SendPlan, Step
 KEY = 32  # bytes
 PAUSE_EVERY = 256  # tokens
 _STATE = 16  # bytes
-_NOTHING = Sampling(seed=0)
 
 
 class _Chain:
@@ -77,7 +76,7 @@ class Masks:
         for request in requests.values():
             root = self._root(request)
             prompts = tuple(_Chain(self._key, root, self._pause).go_on(each) for each in request.prompts)
-            bare[request.id] = _bare(request, prompts, root.hex() if request.cache_salt else "")
+            bare[request.id] = self._bare(request, prompts, root)
             self._live[request.id] = {}
         known = set(held.attached.known) if held.attached else set()
         sequences = []
@@ -93,7 +92,15 @@ class Masks:
             held,
             requests=tuple((bare[request.id], left) for request, left in held.requests),
             sequences=tuple(sequences),
-            attached=attached and msgspec.structs.replace(attached, entries=self._entries(attached.entries)),
+            attached=attached
+            and msgspec.structs.replace(
+                attached,
+                entries=self._entries(attached.entries),
+                grammars=tuple(
+                    msgspec.structs.replace(each, constraint=self._named(each.constraint))
+                    for each in attached.grammars
+                ),
+            ),
         )
 
     def _entries(self, entries: Iterable[Indexed]) -> tuple[Indexed, ...]:
@@ -122,9 +129,7 @@ class Masks:
                 if choice in event.done:
                     done[choice] = own.go_on(event.done[choice])
         self._live.setdefault(request.id, chains)  # it may be delivered again
-        return Submitted(
-            _bare(request, tuple(prompts), root.hex() if request.cache_salt else ""), done, event.ended
-        )
+        return Submitted(self._bare(request, tuple(prompts), root), done, event.ended)
 
     def _step_done(self, event: StepDone, commands: list[Command]) -> StepDone:
         taken = {
@@ -163,17 +168,22 @@ class Masks:
                 if self._incarnations.get(incarnation) is chain:
                     del self._incarnations[incarnation]
 
+    def _bare(self, request: Request, prompts: tuple[tuple[int, ...], ...], root: bytes) -> Request:
+        constraint = request.sampling.constraint
+        return msgspec.structs.replace(
+            request,
+            prompts=prompts,
+            cache_salt=root.hex() if request.cache_salt else "",
+            sampling=Sampling(seed=0, constraint=constraint and self._named(constraint)),
+            tenant="",
+            traceparent="",
+            fingerprint="",
+        )
+
+    def _named(self, constraint: Constraint) -> Constraint:
+        """Plans depend on which are equal."""
+        name = self._digest(b"constraint:" + msgspec.msgpack.encode(constraint))
+        return Constraint(constraint.kind, name.hex())
+
     def _digest(self, data: bytes) -> bytes:
         return blake2b(data, key=self._key, digest_size=_STATE).digest()
-
-
-def _bare(request: Request, prompts: tuple[tuple[int, ...], ...], salt: str) -> Request:
-    return msgspec.structs.replace(
-        request,
-        prompts=prompts,
-        cache_salt=salt,
-        sampling=_NOTHING,
-        tenant="",
-        traceparent="",
-        fingerprint="",
-    )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pillion.contracts.entries import Control, Facts, Refusal, Request, TokenLogprob, Tokens
+from pillion.contracts.entries import Constraint, Control, Facts, Refusal, Request, TokenLogprob, Tokens
 from pillion.steptime import StepTime
 
 # --- events: what happened -------------------------------------------------------------------------
@@ -82,11 +82,18 @@ class StepFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """What was to be compiled in this place is, or cannot be: then each sequence that has it is told so."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class Woken:
     """The time asked for by `WakeAt` has come."""
 
 
-Event = Connected | Disconnected | Submitted | Cancelled | Ordered | StepDone | StepFailed | Woken
+Event = Connected | Disconnected | Submitted | Cancelled | Ordered | StepDone | StepFailed | Compiled | Woken
 
 # --- commands: what to do --------------------------------------------------------------------------
 
@@ -143,6 +150,14 @@ class SendPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Compile:
+    """The executor is to compile this beside its steps, and to keep it in the place of what was there."""
+
+    place: int
+    constraint: Constraint
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Journal and publish these items; `finished` names requests whose last choice ended with them, `parked`
     those that end here for now.
@@ -169,7 +184,7 @@ class WakeAt:
     at: float
 
 
-Command = SendPlan | Publish | Refuse | WakeAt
+Command = SendPlan | Compile | Publish | Refuse | WakeAt
 
 # --- what the core looks like ----------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from .checkpoint import Checkpoint
 from .messages import (
     Cancelled,
     Command,
+    Compile,
+    Compiled,
     Connected,
     Disconnected,
     Event,
@@ -42,7 +44,9 @@ MAGIC = b"pillion recording\n"
 SUFFIX = ".rec"
 EVENTS: dict[str, type[Event]] = {
     kind.__name__: kind
-    for kind in (*(Connected, Disconnected, Submitted, Cancelled, Ordered, StepDone, StepFailed, Woken),)
+    for kind in (
+        *(Connected, Disconnected, Submitted, Cancelled, Ordered, StepDone, StepFailed, Compiled, Woken),
+    )
 }
 GOES_ON = "it goes on in the next part"
 END = "End"  # the kind of the last entry, whose event is a text: why there is no more
@@ -134,6 +138,8 @@ def answered(commands: Iterable[Command]) -> tuple[tuple[Planned, ...], int, flo
                     for item in items
                 ]
                 rest = _checked(rest, (step, shapes, finished, parked))
+            case Compile(place):
+                rest = _checked(rest, place)
             case Refuse(refusal):
                 rest = _checked(rest, (refusal.request, refusal.status, refusal.code))
             case WakeAt(at):

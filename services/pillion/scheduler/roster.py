@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from .blocks import Pool
+from .grammars import Grammars
 from .plan import Draft
 from .prefix import Entry
 from .sequence import Change, Sequence, State
@@ -51,12 +52,15 @@ class Roster:
         counters: Counters,
         reserves: bool = False,
         stages: int = 1,
+        places: int = 0,
     ) -> None:
         """`reserves`: a sequence is let in when blocks for all that it may ever hold are there, and keeps a
-        claim to them; else for the tokens that it has, beside the watermark. `stages`: the executor's.
+        claim to them; else for the tokens that it has, beside the watermark. `stages`: the executor's, as are
+        `places`, for compiled constraints.
         """
         self.waiting = waiting
         self.pool = pool
+        self.grammars = Grammars(places)
         self.counters = counters
         self.prefilling = Queue()
         self.decoding: list[Sequence] = []
@@ -90,8 +94,14 @@ class Roster:
 
     @property
     def turn(self) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
-        """Who may be in the next step, decoding, prefilling and waiting: all, or a suspect on its own."""
-        everyone = self.decoding, self.prefilling, self.waiting
+        """Who may be in the next step, decoding, prefilling and waiting: all, or a suspect on its own.
+
+        But nobody who waits for its constraint.
+        """
+        waiting: list[Sequence] = self.waiting
+        if self.grammars.places:
+            waiting = [sequence for sequence in waiting if self.grammars.ready(sequence)]
+        everyone = self.decoding, self.prefilling, waiting
         if self.suspect is None:
             return everyone
         decoding, prefilling, waiting = ([s for s in group if s is self.suspect] for group in everyone)

@@ -46,6 +46,7 @@ class Sequence:
         "capacity",
         "choice",
         "computed",
+        "constraint",
         "entries",
         "failures",
         "incarnation",
@@ -82,6 +83,7 @@ class Sequence:
         prompt = request.prompts[choice // request.n]
         self.request = request
         self.choice = choice
+        self.constraint = request.sampling.constraint
         self.prompt_length = len(prompt)
         self.tokens = [*prompt, *done]  # all that is known
         self.priority = request.priority

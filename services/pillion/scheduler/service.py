@@ -31,6 +31,7 @@ from pillion.scheduler.link import Link
 from pillion.scheduler.measured import Measured
 from pillion.scheduler.messages import (
     Cancelled,
+    Compile,
     Connected,
     Disconnected,
     Event,
@@ -192,6 +193,8 @@ class Service:
                     case SendPlan():
                         self.link.send(command.plan)
                         self._watch_takes(command)
+                    case Compile():
+                        self.link.send(command)
                     case Publish():
                         self.spans.brought(command.items)
                         self.spans.parked(command.parked)

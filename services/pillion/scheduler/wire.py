@@ -3,8 +3,8 @@
 import struct
 
 from pillion.contracts import executor_pb2 as pb
-from pillion.contracts.entries import SCHEMA, Facts, Sampling, TokenLogprob
-from pillion.scheduler.messages import Plan, RowResult, StepDone, Take
+from pillion.contracts.entries import SCHEMA, Constraint, Facts, Sampling, TokenLogprob
+from pillion.scheduler.messages import Compile, Plan, RowResult, StepDone, Take
 
 _FINISH = {
     pb.RUNNING: None,
@@ -35,6 +35,10 @@ def plan_message(plan: Plan) -> pb.ToExecutor:
     )
 
 
+def compile_message(compile: Compile) -> pb.ToExecutor:
+    return pb.ToExecutor(compile=pb.Compile(place=compile.place, constraint=_constraint(compile.constraint)))
+
+
 def facts(message: pb.Facts) -> Facts:
     return Facts(
         model=message.model,
@@ -52,6 +56,7 @@ def facts(message: pb.Facts) -> Facts:
         tp=message.tp,
         pp=max(message.pp, 1),  # an executor that does not say is one stage
         backend_reason=message.backend_reason,
+        grammars=message.grammars,
     )
 
 
@@ -116,10 +121,12 @@ def _sampling(sampling: Sampling) -> pb.Sampling:
     if sampling.logprobs is not None:
         message.logprobs = sampling.logprobs
     if sampling.constraint is not None:
-        message.constraint.kind = sampling.constraint.kind
-        message.constraint.text = sampling.constraint.text
-        message.constraint.after = sampling.constraint.after
+        message.constraint.CopyFrom(_constraint(sampling.constraint))
     return message
+
+
+def _constraint(constraint: Constraint) -> pb.Constraint:
+    return pb.Constraint(kind=constraint.kind, text=constraint.text, after=constraint.after)
 
 
 def _logprob(message: pb.Logprob) -> TokenLogprob:

@@ -222,6 +222,7 @@ class Facts(Struct, frozen=True):
     tp: int = 1
     pp: int = 1  # stages, at least one; as many plans run at once
     backend_reason: str = ""  # why this backend; for people
+    grammars: Count = 0  # places for constraints that are compiled before their sequences take slots
 
 
 class Heartbeat(Struct, frozen=True):

@@ -3,24 +3,23 @@
 import logging
 import mmap
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from pillion.contracts.entries import Constraint
+from pillion.grammar.child import Child, End
 from pillion.grammar.wire import (
-    CURRENT,
     HEADER,
-    NOBODY,
+    PLACES,
     Check,
     Close,
+    Compile,
     Made,
     Mask,
     Open,
@@ -32,8 +31,8 @@ from pillion.modelfiles import Located
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 30.0  # seconds without an answer; a process that was stopped counts as dead then
 TRIES = 3  # ends in a row that are nobody's fault
+_TOO_MUCH = "its grammar takes more time or memory than the server gives"
 _MADE = msgspec.msgpack.Decoder(list[Made])
 _TEXT = msgspec.msgpack.Decoder(str)
 
@@ -58,32 +57,18 @@ class GrammarsGone(RuntimeError):
     """The process cannot be kept up, whatever is asked of it."""
 
 
-class _Ended(Exception):
-    """The process ended, in work for `slot` if that is not None. `overrun`: it took more than its seconds."""
+class Ended(Exception):
+    """The process ended."""
 
-    def __init__(self, slot: int | None, overrun: bool) -> None:
+    def __init__(self, end: End) -> None:
         super().__init__()
-        self.slot = slot
-        self.overrun = overrun
-
-
-@dataclass(slots=True)
-class _Child:
-    process: subprocess.Popen[bytes]
-    link: socket.socket
-    ended: bool = field(default=False)
-
-    def end(self) -> int:
-        """Its exit code; minus the signal that ended it."""
-        self.ended = True
-        self.link.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        return self.process.wait()
+        self.end = end
 
 
 class Grammars:
-    """One process for a model's tokens. For one thread; `ask` and `answer` take turns."""
+    """One process for a model's tokens. For one thread, and another for `compile`; `ask` and `answer` take
+    turns.
+    """
 
     def __init__(self, located: Located, vocab_size: int, slots: int = 0, seconds: float = 2.0) -> None:
         """`seconds` of the processor for each piece of work: a grammar to compile, a mask to make."""
@@ -98,12 +83,14 @@ class Grammars:
         self._slots: dict[int, _Slot] = {}
         self._notes: list[tuple[int, int]] = []
         self._asked: list[int] = []
-        self._child: _Child | None = None
+        self._child: Child | None = None
+        self._told: Child | None = None  # it knows the slots
+        self._swap = threading.Lock()  # held while a process starts or ends
+        self._hopeless: list[Constraint | None] = [None] * PLACES
 
     def start(self) -> None:
         """Starts the process before it is needed, so that nobody waits for it. Does not block."""
-        if self._child is None:
-            self._start()
+        self._living()
 
     def check(self, constraint: Constraint) -> str:
         """Why it cannot be compiled; "" where it can. Blocks. Raises GrammarsGone."""
@@ -112,22 +99,44 @@ class Grammars:
             try:
                 why: str = self._exchange(Check(constraint), _TEXT)
                 return why
-            except _Ended as end:
-                if end.slot is not None and (end.overrun or suspect):
+            except Ended as ended:
+                if ended.end.slot is not None and (ended.end.overrun or suspect):
                     return "it takes more time or memory to compile than the server gives; simplify it"
-                suspect = end.slot is not None
+                suspect = ended.end.slot is not None
         raise GrammarsGone("the grammar process does not stay up; is the model's tokenizer there?")
+
+    def compile(self, place: int, constraint: Constraint) -> None:
+        """Has it compiled, and kept in one of PLACES instead of what was there, while masks are made.
+
+        To open a slot with it is then quick. Blocks until it is done, or cannot be: then such slots fail.
+        """
+        self._hopeless[place] = None
+        suspect = False
+        for _ in range(TRIES):
+            child = self._living()
+            try:
+                send(child.compiling, Compile(place, constraint))
+                receive(child.compiling)
+            except (EOFError, OSError):
+                end = self._bury(child)
+                if end.place is not None and (end.overrun or suspect):
+                    self._hopeless[place] = constraint
+                    return
+                suspect = end.place is not None
+            else:
+                return
 
     # --- slots -------------------------------------------------------------------------------------
 
     def open(self, slot: int, constraint: Constraint, tokens: Iterable[int]) -> None:
         """A sequence takes the slot; `tokens` were generated so far. It is compiled meanwhile."""
         self._settle()
-        self._slots[slot] = state = _Slot(constraint, list(tokens))
-        if self._child is None:
-            self._start()
+        state = _Slot(constraint, list(tokens))
+        if constraint in self._hopeless:
+            state.failed = _TOO_MUCH
         else:
             self._tell(Open(slot, constraint, state.tokens))
+        self._slots[slot] = state
 
     def note(self, slot: int, token: int) -> None:
         """The slot's sequence got one more token."""
@@ -136,9 +145,8 @@ class Grammars:
 
     def close(self, slots: Iterable[int]) -> None:
         """Forgets these slots; one that is not open is left so."""
-        gone = [slot for slot in slots if self._slots.pop(slot, None)]
-        if gone:
-            self._settle()
+        self._settle()
+        if gone := [slot for slot in slots if self._slots.pop(slot, None)]:
             self._notes = [note for note in self._notes if note[0] in self._slots]
             self._tell(Close(gone))
 
@@ -150,8 +158,7 @@ class Grammars:
         self._settle()
         if asked := [slot for slot in slots if not self._slots[slot].failed]:
             self._asked = asked
-            notes, self._notes = self._notes, []
-            self._tell(Mask(notes, asked))
+            self._ask(asked)
 
     def answer(self) -> dict[int, Masked]:
         """The masks that were asked for, as they come to stand in the shared memory. Blocks."""
@@ -161,17 +168,18 @@ class Grammars:
         while asked:
             try:
                 made = self._await(_MADE)
-            except _Ended as end:
-                tries += end.slot is None
+            except Ended as ended:
+                end = ended.end
+                tries += end.slot is None and end.place is None
                 if tries == TRIES:
                     self._fail(asked, "the grammar process does not stay up")
                 elif end.slot is not None and (end.overrun or end.slot in suspects):
-                    self._fail([end.slot], "its grammar takes more time or memory than the server gives")
+                    self._fail([end.slot], _TOO_MUCH)
                 elif end.slot is not None:
                     suspects.add(end.slot)
                 # What nobody waits for would be taken for the next answer.
                 if asked := [slot for slot in asked if not self._slots[slot].failed]:
-                    self._tell(Mask([], asked))
+                    self._ask(asked)
             else:
                 return {slot: self._masked(slot, one) for slot, one in zip(asked, made, strict=True)}
         return {}
@@ -191,9 +199,10 @@ class Grammars:
 
     def end(self) -> None:
         """Ends the process; it would also end with the caller's."""
-        if self._child is not None:
-            self._child.end()
-            self._child = None
+        with self._swap:
+            if self._child is not None:
+                self._child.end()
+                self._child = None
 
     def _masked(self, slot: int, made: Made) -> Masked:
         if made.error:
@@ -208,49 +217,53 @@ class Grammars:
         if self._asked:
             self.answer()
 
-    def _start(self) -> None:
-        CURRENT.pack_into(self._shared, 0, NOBODY)
-        own, others = socket.socketpair()
-        own.settimeout(PATIENCE)
-        located, shared = self._located, self._file.fileno()
-        with others:
-            arguments = (located.kind, located.path, self._vocab_size, self._seconds, others.fileno(), shared)
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pillion.grammar.worker", *map(str, arguments)],
-                pass_fds=(others.fileno(), shared),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # what a panic says there has clients' text in it
-            )
-        self._child = _Child(process, own)
-        self._notes.clear()
-        for slot, state in self._slots.items():
-            if not state.failed:
-                self._tell(Open(slot, state.constraint, state.tokens))
+    def _living(self) -> Child:
+        with self._swap:
+            if self._child is None:
+                self._child = Child(
+                    self._located, self._vocab_size, self._seconds, self._shared, self._file.fileno()
+                )
+            return self._child
+
+    def _bury(self, child: Child) -> End:
+        with self._swap:
+            end = child.end()
+            if self._child is child:
+                self._child = None
+                log.warning("the grammar process ended (%d); it starts again", end.code)
+            return end
+
+    def _open(self) -> Child:
+        """The process, which knows all slots."""
+        child = self._living()
+        if child is not self._told:
+            self._told = child
+            self._notes.clear()
+            for slot, state in self._slots.items():
+                if not state.failed:
+                    self._send(child, Open(slot, state.constraint, state.tokens))
+        return child
+
+    def _ask(self, slots: list[int]) -> None:
+        child = self._open()
+        notes, self._notes = self._notes, []
+        self._send(child, Mask(notes, slots))
 
     def _tell(self, message: Any) -> None:
+        self._send(self._open(), message)
+
+    def _send(self, child: Child, message: Any) -> None:
         """Where the process is gone its next answer finds it out."""
-        if self._child is None:
-            self._start()
-        assert self._child is not None
-        if not self._child.ended:
-            try:
-                send(self._child.link, message)
-            except OSError:
-                self._child.ended = True
+        with suppress(OSError):
+            send(child.link, message)
 
     def _await(self, decoder: "msgspec.msgpack.Decoder[Any]") -> Any:
-        assert self._child is not None
+        """From the process that was told last. Raises Ended."""
+        assert self._told is not None
         try:
-            if self._child.ended:
-                raise EOFError
-            return decoder.decode(receive(self._child.link))
+            return decoder.decode(receive(self._told.link))
         except (EOFError, OSError):
-            code = self._child.end()
-            self._child = None
-            log.warning("the grammar process ended (%d); it starts again", code)
-            (slot,) = CURRENT.unpack_from(self._shared)
-            raise _Ended(None if slot == NOBODY else slot, code == -signal.SIGPROF) from None
+            raise Ended(self._bury(self._told)) from None
 
     def _exchange(self, message: Any, decoder: "msgspec.msgpack.Decoder[Any]") -> Any:
         self._tell(message)

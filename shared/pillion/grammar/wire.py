@@ -8,9 +8,10 @@ import msgspec
 
 from pillion.contracts.entries import Constraint
 
-HEADER = 64  # bytes before the masks in the shared memory; the first eight name the slot in work, or NOBODY
+PLACES = 64  # for constraints that are compiled before a slot is opened with them
+HEADER = 64  # bytes before the masks in the shared memory
 NOBODY = -1
-CURRENT = struct.Struct("<q")
+CURRENT = struct.Struct("<qq")  # their first: the slot and the place in work, or NOBODY
 _LENGTH = struct.Struct("<I")
 
 
@@ -30,6 +31,13 @@ class Open(Message, frozen=True):
     slot: int
     constraint: Constraint
     tokens: list[int]
+
+
+class Compile(Message, frozen=True):
+    """Comes by a socket of its own. Is kept in the place of what was there. Answered by True."""
+
+    place: int
+    constraint: Constraint
 
 
 class Close(Message, frozen=True):

@@ -20,18 +20,33 @@ from pillion.scheduler.sequence import Sequence
 from pillion.version import VERSION
 from tests.scheduler import conftest as toy
 
-KINDS = ("submit", "submit", "step", "step", "step", "step", "fail", "cancel", "park", "lose", "wait", "wait")
+KINDS = (
+    "submit",
+    "submit",
+    "step",
+    "step",
+    "step",
+    "step",
+    "fail",
+    "cancel",
+    "park",
+    "lose",
+    "wait",
+    "wait",
+    "compile",
+    "compile",
+)
 
 
 def steps_of(seed):
     draw = random.Random(seed)
-    return [(draw.choice(KINDS), draw.randint(1, 60)) for _ in range(40)]
+    return [(draw.choice(KINDS), draw.randint(1, 60)) for _ in range(48)]
 
 
 def recorded_run(steps, listener=None, stages=1, **options):
     """The entries of a run, and its drive."""
     core = Core(toy.settings(**options))
-    facts = toy.facts(block_size=4, num_blocks=30, max_model_len=100, tile=4, pp=stages)
+    facts = toy.facts(block_size=4, num_blocks=30, max_model_len=100, tile=4, pp=stages, grammars=3)
     drive = toy.Drive(core, facts, connect=False)
     masks, entries = Masks(b"k" * 32), []
     drive.listeners.append(
@@ -54,8 +69,11 @@ def recorded_run(steps, listener=None, stages=1, **options):
                         n=1 + number % 2,
                         priority=number % 3,
                         cache_salt="s" * (number % 2),
+                        regex="" if number % 3 else "abcde"[number % 5],
                     )
                 )
+            case "compile" if drive.compiling:
+                drive.compile()
             case "step" | "fail" if drive.in_flight:
                 drive.finish_step(fail=what == "fail")
             case "cancel" if known:
@@ -170,10 +188,12 @@ def test_whatever_a_core_is_made_of_is_in_a_checkpoint_or_follows_from_it():
         ),
         (
             roster,
-            {"decoding", "by_incarnation", "returned", "free_slots", "_releasing", "_incarnation"},
+            {"decoding", "by_incarnation", "returned", "free_slots", "_releasing", "_incarnation"}
+            | {"grammars"},
             {"waiting", "pool", "counters", "prefilling", "suspect", "slots", "stages"}
             | {"_reserves", "_watermark"},
         ),
+        (roster.grammars, {"_known", "_asked", "since"}, {"places", "_free"}),
         (roster.pool, {"_free", "_cached", "_entries"}, {"block_size", "size", "index", "_references"}),
         (roster.pool.index, set(), {"_size", "_enabled", "_hash", "_entries"}),
         (
@@ -187,7 +207,7 @@ def test_whatever_a_core_is_made_of_is_in_a_checkpoint_or_follows_from_it():
         (
             sequence,
             {*Held.__struct_fields__} - {"order"},
-            {"prompt_length", "priority", "rank", "key", "limit", "capacity"},
+            {"prompt_length", "priority", "rank", "key", "limit", "capacity", "constraint"},
         ),
     )
     for part, held, follows in parts:

@@ -5,15 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pillion.contracts.entries import Constraint
 from pillion.grammar import Grammars, GrammarsGone, wire, worker
-from pillion.grammar.wire import Made
+from pillion.grammar.wire import CURRENT, Made
 from pillion.modelfiles import Located, locate
 from pillion.modelfiles.vocabulary import vocabulary
 from tests.conftest import TinyModel
@@ -169,6 +172,68 @@ def test_beside_a_hostile_grammar_the_other_slots_go_on(grammars: Grammars) -> N
     assert bytes(grammars.answer()[1].bits) == first
 
 
+def test_while_a_grammar_is_compiled_for_later_masks_are_made(located: Located) -> None:
+    grammars = Grammars(located, V, 2)
+    grammars.open(0, Constraint("regex", "a*b"), [])
+    grammars.ask([0])
+    first = bytes(grammars.answer()[0].bits)
+    with working(grammars.compile, 5, HOSTILE) as compiling:
+        eventually(lambda: in_place(grammars) == 5)
+        for _ in range(20):
+            grammars.note(0, A)
+            grammars.ask([0])
+            assert bytes(grammars.answer()[0].bits) == first
+        assert in_place(grammars) == 5 and compiling.is_alive(), "it was compiled in line"
+        first_pid = grammars.pid
+        kill(grammars)  # this time it may have been somebody else's fault
+        eventually(lambda: grammars.pid not in (None, first_pid) and in_place(grammars) == 5)
+        kill(grammars)
+    grammars.open(1, HOSTILE, [])
+    grammars.ask([0, 1])
+    assert bytes(grammars.answer()[0].bits) == first and "more time or memory" in grammars.why(1)
+    grammars.end()
+
+
+def test_what_lies_in_a_place_is_not_compiled_again(located: Located) -> None:
+    grammars = Grammars(located, V, 2, seconds=20.0)
+    once = Constraint("json", '{"type": "integer", "multipleOf": 30011}')
+    grammars.compile(63, once)
+    assert grammars.pid is not None
+    before = processor_seconds(grammars.pid)
+    for slot in (0, 1):
+        grammars.open(slot, once, [])
+    grammars.compile(0, once)
+    grammars.ask([0, 1])
+    assert all(not mask.error for mask in grammars.answer().values())
+    assert processor_seconds(grammars.pid) - before < before / 20
+    grammars.end()
+
+
+def test_what_cannot_be_compiled_for_later_fails_whoever_has_it(grammars: Grammars) -> None:
+    grammars.compile(0, HOSTILE)
+    grammars.compile(1, Constraint("lark", "start: foo"))
+    grammars.open(0, HOSTILE, [])
+    grammars.open(1, Constraint("lark", "start: foo"), [])
+    grammars.ask([0, 1])
+    known = grammars.pid
+    assert "unknown name" in grammars.answer()[1].error and "more time or memory" in grammars.why(0)
+    grammars.compile(0, Constraint("regex", "a"))  # the place is another's now
+    assert grammars.pid == known
+    grammars.open(0, HOSTILE, [])
+    assert not grammars.why(0)
+
+
+def test_tokens_that_wait_for_a_mask_are_told_once_to_a_new_process(grammars: Grammars) -> None:
+    grammars.open(0, Constraint("regex", "aab"), [])
+    assert grammars.pid is not None
+    os.kill(grammars.pid, signal.SIGKILL)
+    grammars.note(0, A)
+    grammars.compile(0, Constraint("regex", "b"))  # finds out that it is gone, and starts another one
+    grammars.note(0, A)
+    grammars.ask([0])
+    assert int.from_bytes(grammars.answer()[0].bits, "little") == 1 << A + 1
+
+
 def test_a_killed_process_starts_again_with_the_tokens_so_far(grammars: Grammars) -> None:
     grammars.open(0, Constraint("regex", "aab"), [A])
     grammars.note(0, A)
@@ -211,6 +276,30 @@ def test_it_ends_with_its_caller(located: Located) -> None:
     assert caller.returncode == -signal.SIGKILL, caller.stderr
     pid = int(caller.stdout)
     eventually(lambda: not alive(pid))
+
+
+def kill(grammars: Grammars) -> None:
+    assert grammars.pid is not None
+    os.kill(grammars.pid, signal.SIGKILL)
+
+
+@contextmanager
+def working(function: Callable[..., None], *arguments: object) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    yield thread
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def in_place(grammars: Grammars) -> int:
+    """The place that is worked for."""
+    return int(CURRENT.unpack_from(grammars._shared)[1])
+
+
+def processor_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def alive(pid: int) -> bool:

@@ -58,6 +58,9 @@ class Costless:
     def reset(self) -> None:
         self._slots.clear()
 
+    def compile(self, place: int, message: executor_pb2.Constraint) -> None:
+        """Nothing is drawn here that a constraint could keep."""
+
     def run(self, plan: executor_pb2.Plan) -> executor_pb2.StepResult:
         """Raises BadPlan for a plan that names what cannot be."""
         began = time.perf_counter()

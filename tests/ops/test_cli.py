@@ -1,6 +1,5 @@
 """The command line: flags from the configuration tree, provenance, one-line errors."""
 
-import re
 import runpy
 import socket
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pillion.config import leaves
+from pillion.ops import help
 from pillion.ops.cli import main
 
 ROLES = ("gateway", "admission", "scheduler", "executor")
@@ -105,11 +105,44 @@ def test_version_is_the_projects() -> None:
 
 
 def test_summaries_are_whole_sentences() -> None:
-    commands = run("--help", COLUMNS="80").output.partition("Commands:")[2]
-    assert "..." not in commands
-    sentences = re.findall(r"^  \w+ +((?:.|\n {3,})+?)$(?=\n  \w|\n*\Z)", commands, re.MULTILINE)
-    assert len(sentences) == len(main.commands) > 12
-    assert [sentence for sentence in sentences if not sentence.endswith(".")] == []
+    shown = run("--help", COLUMNS="80").output
+    lines = [line for line in shown.partition("Serve:")[2].splitlines() if line.startswith("  ")]
+    # One line each, by what they are for.
+    assert sorted(line.split()[0] for line in lines) == sorted(main.commands) and len(lines) > 12
+    assert [line for line in lines if not line.endswith(".") or "..." in line] == []
+    assert max(map(len, lines)) < 80
+    headings = [line for line in shown.splitlines() if line and not line.startswith(" ")][2:]
+    assert headings == [*(f"{name}:" for name in help.COMMANDS), "Other:"]
+
+
+@pytest.mark.parametrize("command", ["up", "serve", "simulate", "scheduler"])
+def test_many_flags_stand_by_what_they_set_and_the_most_used_first(command: str) -> None:
+    shown = run(command, "--help", COLUMNS="80").output
+    assert max(map(len, shown.splitlines())) <= 80
+    headings = [line[:-1] for line in shown.splitlines()[1:] if line and line[0] != " " and line[-1] == ":"]
+    settings = [heading for heading in headings if heading in help.HEADINGS.values()]
+    assert settings == [each for each in help.HEADINGS.values() if each in settings] and len(settings) > 2
+    before = headings[: headings.index(settings[0])]
+    assert before == (["Options", "Most used"] if command == "simulate" else ["Most used"])
+    assert "docs/configuration.md" in shown
+    most = shown.partition("Most used:\n")[2].partition("\n\n")[0]
+    first = [line.split()[0][2:].replace("-", "_") for line in most.splitlines() if line.startswith("  --")]
+    assert first == [name for name in help.MOST_USED if name in first] and len(first) > 3
+
+
+def test_few_flags_stand_without_headings() -> None:
+    shown = run("explain", "--help", COLUMNS="80").output
+    assert shown.count(":\n") == 1 and "--state-dir" in shown
+
+
+def test_a_meaning_is_in_few_words_and_names_what_there_is_to_choose() -> None:
+    known = {leaf.name: leaf for leaf in leaves()}
+    assert help.meaning(known["quantization"]) == "how weights are held: none, int8, gguf  [none]"
+    assert help.meaning(known["page"]).endswith("its requests do  [on]")
+    for leaf in known.values():
+        told = help.meaning(leaf)
+        assert 12 < len(told) < 200, told
+        assert all(word in told for word in help.choices(leaf)), told
 
 
 def test_chat_names_the_stack_that_does_not_run(tmp_path: Path) -> None:

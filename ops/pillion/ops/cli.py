@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from pillion.config import Config, ConfigError, load
+from pillion.ops import help
 from pillion.ops.bench.traffic_command import traffic
 from pillion.ops.capacity.command import capacity
 from pillion.ops.compare import compare
@@ -23,8 +24,16 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 class _Group(click.Group):
     command_class = Command
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        return super().get_short_help_str(10_000)
 
-@click.group(cls=_Group, context_settings=CONTEXT)
+
+class _Main(_Group):
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        help.commands(formatter, self.commands)
+
+
+@click.group(cls=_Main, context_settings=CONTEXT)
 @click.version_option(None, "--version", package_name="pillion", message="pillion %(version)s")
 def main() -> None:
     """Serves large language models with steady streams: decodes ride pillion on prefill chunks.
@@ -36,7 +45,7 @@ def main() -> None:
 @main.command()
 @config_options("up")
 def up(config: str | None, **flags: Any) -> None:
-    """Serve a model: all services and, without --redis, an embedded Valkey."""
+    """Serve a model: all services and, without --redis, a Valkey."""
     _up(configure(flags, config))
 
 

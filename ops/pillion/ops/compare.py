@@ -10,7 +10,10 @@ from pillion.ops.options import Command, fail
 @click.argument("after", metavar="B", type=click.Path(dir_okay=False))
 @click.option("--output", metavar="FILE", help="write the comparison here: FILE.html, .json and .csv")
 def compare(before: str, after: str, output: str | None) -> None:
-    """Set two reports side by side, with what the repeats say of each difference."""
+    """Set two reports side by side.
+
+    With what the repeats say of each difference.
+    """
     try:
         from pillion.ops.report import NoReport, read, tell, write
         from pillion.ops.report.compare import compared

@@ -1,11 +1,12 @@
 """Flags from the configuration tree: what a leaf says of itself is all that a flag needs."""
 
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, get_args
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from pillion.config import Config, ConfigError, Leaf, leaves, load
+from pillion.ops import help
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,6 +57,11 @@ class Command(click.Command):
         """The first sentence, whole: what is too long for a line goes on in the next."""
         return super().get_short_help_str(10_000)
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if help.flags(formatter, self.get_params(ctx), ctx):
+            formatter.write_paragraph()
+            formatter.write_text(help.MORE)
+
 
 def config_options(command: str, without: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Gives a command `--config` and one flag for each setting that it uses, but for those in `without`."""
@@ -95,27 +101,13 @@ def is_bool(leaf: Leaf) -> bool:
 
 
 def _option(leaf: Leaf) -> Callable[[F], F]:
+    meaning = help.meaning(leaf)
     if is_bool(leaf):
-        default = "on" if leaf.default else "off"
-        return click.option(
-            f"{leaf.flag}/--no-{leaf.flag[2:]}", leaf.name, default=None, help=f"{leaf.help}  [{default}]"
-        )
-    shown = leaf.help
-    if leaf.default not in (None, ()):
-        shown += f"  [{leaf.default}]"
+        flags = f"{leaf.flag}/--no-{leaf.flag[2:]}"
+        return click.option(flags, leaf.name, cls=help.Setting, leaf=leaf, default=None, help=meaning)
     # Values go on as text: the configuration tree alone knows what is valid, whatever the source.
+    several = isinstance(leaf.default, tuple)
+    kind = help.kind(leaf)
     return click.option(
-        leaf.flag, leaf.name, metavar=_metavar(leaf), multiple=isinstance(leaf.default, tuple), help=shown
+        leaf.flag, leaf.name, cls=help.Setting, leaf=leaf, metavar=kind, multiple=several, help=meaning
     )
-
-
-def _metavar(leaf: Leaf) -> str:
-    return {int: "N", float: "X"}.get(_base(leaf.type), "TEXT")
-
-
-def _base(annotation: Any) -> Any:
-    """The plain type under Annotated and `| None`."""
-    if hasattr(annotation, "__metadata__"):
-        return _base(annotation.__origin__)
-    parts = [part for part in get_args(annotation) if part is not type(None)]
-    return _base(parts[0]) if parts else annotation

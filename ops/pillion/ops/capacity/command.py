@@ -41,9 +41,10 @@ _SEARCH = ("start", "tolerance", "probes", "repeats", "drain")
 @common
 @config_options("capacity")
 def capacity(config: str | None, **flags: Any) -> None:
-    """Find the highest rate of requests that keeps P99 TBT and the median scheduling delay.
+    """Find the highest rate that keeps the latency targets.
 
-    Of a running server; or, with --cost-model, of the settings, by simulation. All probes have the same
+    Of requests that come at random, with P99 TBT and the median scheduling delay within their targets. Of
+    a running server; or, with --cost-model, of the settings, by simulation. All probes have the same
     requests in the same order, only further apart or closer.
     """
     try:

@@ -13,10 +13,10 @@ from pillion.ops.options import Command, config_options, configure, fail
 @click.option("--json", "as_json", is_flag=True, help="what the server tells, as JSON")
 @config_options("explain")
 def explain(request: str, url: str | None, as_json: bool, config: str | None, **flags: Any) -> None:
-    """Tell why a request took so long: its wait, its prompt, and the longest gap between its tokens.
+    """Tell why a request took so long.
 
-    ID is the answer's `id`, or its x-request-id header. It is known while it runs, and as long after that as
-    --journal-retention says.
+    Its wait, its prompt, and the longest gap between its tokens. ID is the answer's `id`, or its
+    x-request-id header. It is known while it runs, and as long after that as --journal-retention says.
     """
     from pillion.ops.explain.telling import run
     from pillion.ops.stack import StackError

@@ -52,7 +52,7 @@ def profile(
     config: str | None,
     **flags: Any,
 ) -> None:
-    """Measure how long this model's steps take here, and keep a cost model of it.
+    """Measure how long this model's steps take here: a cost model.
 
     Steps with more and fewer prompt tokens, decodes and positions of context, in an order of chance and over
     and over, by an executor of its own or the one at --executor, if no scheduler has used it. The model's

@@ -9,10 +9,11 @@ from pillion.ops.options import Command, fail
 @click.argument("files", type=click.Path(exists=True), nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="the result as JSON, on stdout; a line for each file")
 def replay(files: tuple[str, ...], as_json: bool) -> None:
-    """Replay a scheduler's recording, made with --record; exit code 1 at the first plan that differs.
+    """Replay a scheduler's recording and compare every plan.
 
-    FILES are its parts, any of them, or their folder. Each is replayed from what it begins with; where the
-    part before was replayed too, that is compared as well.
+    It was made with --record; exit code 1 at the first plan that differs. FILES are its parts, any of
+    them, or their folder. Each is replayed from what it begins with; where the part before was replayed
+    too, that is compared as well.
     """
     from pathlib import Path
 

@@ -68,10 +68,10 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--output", metavar="FILE", help="write the report here: FILE.html, .json and .csv")
 @config_options("simulate")
 def simulate(config: str | None, **flags: Any) -> None:
-    """Simulate a load: the real scheduler, admission and routing, steps as long as a cost model says.
+    """Simulate a load: real scheduling, steps by a cost model.
 
-    Takes the settings of both. What counts as good: the first token within --slo-ttft (2 s where it is not
-    given), gaps within --slo-tbt.
+    The scheduler, admission and routing are the real ones; takes the settings of all. What counts as
+    good: the first token within --slo-ttft (2 s where it is not given), gaps within --slo-tbt.
     """
     try:
         from pillion.config import ConfigError

@@ -42,11 +42,11 @@ def tune(
     config: str | None,
     **flags: Any,
 ) -> None:
-    """Find the token budget and the most sequences that keep P99 TBT within --slo-tbt.
+    """Find the token budget and sequences that keep P99 TBT.
 
-    Simulates the real scheduler, kept full by each class of traffic, with budgets that are multiples of the
-    tile. Of all that keep the target, the one that does most wins. --max-num-batched-tokens and
-    --max-num-seqs are the most that are tried.
+    Within --slo-tbt. Simulates the real scheduler, kept full by each class of traffic, with budgets that
+    are multiples of the tile. Of all that keep the target, the one that does most wins.
+    --max-num-batched-tokens and --max-num-seqs are the most that are tried.
     """
     try:
         from pathlib import Path

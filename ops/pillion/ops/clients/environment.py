@@ -14,6 +14,12 @@ class InstallError(RuntimeError):
     """The clients cannot be installed; the message says what the installer said."""
 
 
+def pinned() -> list[str]:
+    """The packages: `name==version`, and `name@version` for Node."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["optional-dependencies"]["clients"], NODE_PACKAGE]
+
+
 class Environment:
     """The extra `clients` of pyproject.toml, and the client for Node; installed once for each list."""
 
@@ -24,8 +30,7 @@ class Environment:
 
     def prepare(self, node: bool) -> None:
         """Raises InstallError."""
-        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        wanted = list(project["optional-dependencies"]["clients"])
+        wanted = pinned()[:-1]
         have = self._stamp.read_text().split("\n") if self._stamp.exists() else []
         if not set(wanted) <= set(have):
             if not self.python.exists():

@@ -1,5 +1,6 @@
 """`ops/clients`: starts a stack, and lets each client do what it does."""
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,9 @@ import click
 from pillion.config import load
 from pillion.modelfiles import locate
 from pillion.ops import web
-from pillion.ops.clients.environment import ROOT, Environment, InstallError
+from pillion.ops.clients import report
+from pillion.ops.clients.environment import ROOT, Environment, InstallError, pinned
+from pillion.ops.clients.report import Result
 from pillion.ops.rig import Rig, RigError
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -56,6 +59,7 @@ def _guidellm(at: Target) -> list[str]:
         "--constraint", "kind=max_duration,seconds=10",
         "--tokenizer", f"kind=huggingface_auto,model={at.tokenizer}",
         "--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16",
+        "--output", f"kind=json,path={report.GUIDELLM}",
     ]  # fmt: skip
 
 
@@ -65,12 +69,21 @@ def _aiperf(at: Target) -> list[str]:
         "--endpoint-type", "chat", "--streaming", "--tokenizer", str(at.tokenizer),
         "--concurrency", "4", "--request-count", "16", "--ui-type", "none",
         "--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16",
-        "--artifact-dir", str(at.tokenizer / "aiperf"),
+        "--artifact-dir", report.AIPERF.parent.name,
     ]  # fmt: skip
 
 
 LOADS = {"guidellm": 8, "aiperf": 16}
-"""Those that end well whatever happens, and how many answers each must have got."""
+"""Those that end well whatever happens, and how many answers each must have got, and no error."""
+
+PACKAGES = {
+    "openai-python": "openai==",
+    "openai-node": "openai@",
+    "litellm": "litellm==",
+    "langchain": "langchain-openai==",
+    "guidellm": "guidellm==",
+    "aiperf": "aiperf==",
+}
 
 CLIENTS: dict[str, Command] = {
     "openai-python": _python("openai_python.py"),
@@ -90,8 +103,9 @@ CLIENTS: dict[str, Command] = {
     default=ROOT / ".venv-clients",
     help="where the clients are installed [.venv-clients]",
 )
+@click.option("--output", type=click.Path(path_type=Path), help="keep what came of each here, as JSON")
 @click.argument("flags", nargs=-1, metavar="[-- FLAGS OF UP]")
-def main(only: tuple[str, ...], environment: Path, flags: tuple[str, ...]) -> None:
+def main(only: tuple[str, ...], environment: Path, output: Path | None, flags: tuple[str, ...]) -> None:
     """Points each client at a stack with the demo model; exit code 1 where one does not get what it wants."""
     chosen = [name for name in CLIENTS if not only or name in only]
     there = Environment(environment.resolve())
@@ -100,14 +114,31 @@ def main(only: tuple[str, ...], environment: Path, flags: tuple[str, ...]) -> No
         with tempfile.TemporaryDirectory(prefix="clients-") as folder, Rig(Path(folder, "s"), *flags) as rig:
             rig.wait_line("ready after")
             at = Target(rig.url, _model(rig.url), there, _tokenizer(Path(folder, "tokenizer")))
-            failed = [name for name in chosen if not _runs(name, at, Path(folder))]
+            results = {name: _runs(name, at, Path(folder)) for name in chosen}
     except (InstallError, RigError, web.Unreachable) as error:
         raise click.ClickException(str(error)) from None
+    if output:
+        raw = {name: result.raw() for name, result in results.items()}
+        output.write_text(json.dumps({"flags": flags, "clients": raw}, indent=1) + "\n")
+    failed = [name for name, result in results.items() if result.failed]
     click.echo(f"\nfailed: {', '.join(failed)}" if failed else "\nall of them got what they expect")
     sys.exit(bool(failed))
 
 
-def _runs(name: str, at: Target, folder: Path) -> bool:
+def _runs(name: str, at: Target, folder: Path) -> Result:
+    """Tells too."""
+    result = _result(name, at, folder)
+    if result.failed:
+        click.echo(f"{name:>14}: FAILED with {result.failed}")
+    else:
+        measured = [f"{key} {value}" for key, value in result.measured.items()]
+        told = ", ".join((*result.passed, *measured, f"{result.answers} answers"))
+        click.echo(f"{name:>14}: {told} ({result.seconds:.0f} s)")
+    return result
+
+
+def _result(name: str, at: Target, folder: Path) -> Result:
+    version = next(package for package in pinned() if package.startswith(PACKAGES[name]))
     start, before = time.monotonic(), _answered(at.url)
     try:
         done = subprocess.run(
@@ -120,15 +151,16 @@ def _runs(name: str, at: Target, folder: Path) -> bool:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        click.echo(f"{name:>14}: {error}")
-        return False
+        return Result(version, failed=str(error))
     took, answered = time.monotonic() - start, _answered(at.url) - before
-    if done.returncode or answered < LOADS.get(name, 1):
-        click.echo(f"{name:>14}: FAILED with {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
-        return False
-    checks = [line.removeprefix("ok ") for line in done.stdout.splitlines() if line.startswith("ok ")]
-    click.echo(f"{name:>14}: {', '.join((*checks, f'{answered} answers'))} ({took:.0f} s)")
-    return True
+    passed = [line.removeprefix("ok ") for line in done.stdout.splitlines() if line.startswith("ok ")]
+    said = (done.stdout + done.stderr)[-3000:]
+    try:
+        measured = report.measured(name, folder)
+    except (OSError, LookupError) as error:
+        return Result(version, passed, answered, took, failed=f"no report: {error!r}\n{said}")
+    well = not done.returncode and answered >= LOADS.get(name, 1) and not measured.get("errors")
+    return Result(version, passed, answered, took, measured, "" if well else f"{done.returncode}\n{said}")
 
 
 def _answered(url: str) -> int:

@@ -1,8 +1,12 @@
 """langchain-openai's chat model."""
 
 import asyncio
+import functools
+import operator
 import sys
+import typing
 
+import pydantic
 from langchain_openai import ChatOpenAI, OpenAI
 
 URL, MODEL = sys.argv[1:]
@@ -28,4 +32,21 @@ check(
     "logprobs",
     chat.bind(logprobs=True, top_logprobs=2).invoke(ASKED).response_metadata["logprobs"]["content"],
 )
+
+
+class Weather(pydantic.BaseModel, extra="forbid"):
+    """The weather of a city."""
+
+    city: typing.Literal["Rome", "Oslo"]
+
+
+longer = ChatOpenAI(**TO, max_tokens=64)
+for method in ("json_schema", "function_calling"):
+    told = longer.with_structured_output(Weather, method=method).invoke(ASKED)
+    check(f"structured by {method}", isinstance(told, Weather))
+called = longer.bind_tools([Weather], tool_choice="required", parallel_tool_calls=False)
+(call,) = called.invoke(ASKED).tool_calls
+check("tools", Weather(**call["args"]) and call["name"] == "Weather")
+gathered = functools.reduce(operator.add, called.stream(ASKED))
+check("streamed tools", [one["args"] for one in gathered.tool_calls] == [call["args"]])
 check("completion", OpenAI(**TO, max_tokens=8).invoke("Once upon a time"))

@@ -1,6 +1,7 @@
 """litellm, as a proxy to any OpenAI-compatible server."""
 
 import asyncio
+import json
 import sys
 
 import litellm
@@ -24,6 +25,19 @@ check("stream", "".join(pieces) == text)
 completed = litellm.text_completion(model=f"text-completion-openai/{MODEL}", prompt="Once", **TO)
 check("completion", completed.choices[0].text)
 check("async", asyncio.run(litellm.acompletion(**CHAT)).choices[0].message.content == text)
+parameters = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+asked = CHAT | {"max_tokens": 64, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+(call,) = litellm.completion(**asked).choices[0].message.tool_calls
+check("tools", json.loads(call.function.arguments)["city"] in ("Rome", "Oslo"))
+schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": parameters, "strict": False}}
+fits = litellm.completion(**CHAT | {"max_tokens": 64}, response_format=schema).choices[0].message.content
+check("schema", json.loads(fits)["city"] in ("Rome", "Oslo"))
 try:
     litellm.completion(**CHAT | {"top_p": 5})
 except litellm.BadRequestError as error:

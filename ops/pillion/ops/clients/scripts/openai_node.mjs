@@ -29,6 +29,14 @@ check("stream", streamed === text && usage.completion_tokens === whole.usage.com
 const helper = client.chat.completions.stream(chat);
 check("stream helper", (await helper.finalContent()) === text);
 
+const parameters = { type: "object", properties: { city: { enum: ["Rome", "Oslo"] } }, required: ["city"] };
+const tools = [{ type: "function", function: { name: "weather", strict: true, parameters } }];
+const call = { ...chat, tools, tool_choice: "required", parallel_tool_calls: false, max_tokens: 64 };
+const [called] = (await client.chat.completions.create(call)).choices[0].message.tool_calls;
+const streamedCall = (await client.chat.completions.stream(call).finalMessage()).tool_calls[0];
+check("tools", ["Rome", "Oslo"].includes(JSON.parse(called.function.arguments).city));
+check("streamed tools", streamedCall.function.arguments === called.function.arguments);
+
 const completion = await client.completions.create({ model, prompt: [1, 2, 3], max_tokens: 4, echo: true });
 check("completion", completion.choices[0].finish_reason === "length");
 

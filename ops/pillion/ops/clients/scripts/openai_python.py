@@ -82,6 +82,24 @@ check(
     and len(deltas) > 1,
 )
 
+only = {"mode": "required", "tools": [{"type": "function", "function": {"name": "weather"}}]}
+other = openai.pydantic_function_tool(Number, name="number")
+some = client.chat.completions.create(
+    **call
+    | {"tools": [other, *call["tools"]], "tool_choice": {"type": "allowed_tools", "allowed_tools": only}}
+)
+check("allowed tools", [one.function.name for one in some.choices[0].message.tool_calls] == ["weather"])
+
+several = CHAT | {"n": 3, "logprobs": True, "top_logprobs": 2}
+texts, names = [""] * 3, [[], [], []]
+for chunk in client.chat.completions.create(**several, stream=True):
+    for choice in chunk.choices:
+        texts[choice.index] += choice.delta.content or ""
+        names[choice.index] += [one.token for one in (choice.logprobs.content if choice.logprobs else ())]
+choices = client.chat.completions.create(**several).choices
+check("streamed choices", texts == [choice.message.content for choice in choices])
+check("streamed logprobs", names == [[one.token for one in choice.logprobs.content] for choice in choices])
+
 two = client.completions.create(model=MODEL, prompt=["One", "Two"], n=2, max_tokens=4, logprobs=2)
 check("completion", len(two.choices) == 4 and len(two.choices[3].logprobs.tokens) == 4)
 extra = client.completions.create(

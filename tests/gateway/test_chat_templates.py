@@ -69,7 +69,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 KWARGS: list[dict[str, Any]] = [
     {},
     {"enable_thinking": False, "tools_in_user_message": False, "thinking": True, "date_string": "1 Feb 1999"},
-    {"builtin_tools": ["wetter", "code_interpreter"], "date_string": "heute"},
+    {"builtin_tools": ["wetter", "code_interpreter"], "date_string": "heute", "reasoning_effort": "high"},
 ]
 
 
@@ -110,7 +110,7 @@ def test_every_template_renders_every_chat_as_transformers_does(name: str) -> No
 
 
 def test_they_are_what_is_said_of_them() -> None:
-    assert len(SOURCES) == 9
+    assert len(SOURCES) == 12
     for word in ("generation", "strftime_now", "raise_exception", "indent=4", "separators=", "ensure_ascii", "break",
                  "continue", "namespace(", "macro", "caller()", "items()", "selectattr", "[::-1]"):  # fmt: skip
         assert any(word in source for source in SOURCES.values()), word

@@ -87,7 +87,7 @@ def test_steps_share_the_decodes_equally_and_each_stream_is_in_each_round(make, 
 
 
 def test_a_stream_alone_goes_on_when_its_token_is_there(make, toy):
-    drive = make(executor={"pp": 4}, step_time=lambda plan: 0.04)
+    drive = make({"multi_step_seconds": 1.0}, {"pp": 4}, step_time=lambda plan: 0.04)
     drive.submit(toy.request("a", toy.prompt(20), max_tokens=10, ignore_eos=True))
     drive.run()
     drive.check_outputs("a")
@@ -161,3 +161,39 @@ def test_what_full_steps_carry_counts_all_that_run_beside_each_other():
     assert both.prefill_rate == pytest.approx(2 * one.prefill_rate) == pytest.approx(2 * 70 / 0.1)
     assert both.idle_rate == pytest.approx(2 * one.idle_rate)
     assert (one.seats, both.seats) == (80, 100)
+
+
+def test_a_failed_step_takes_those_behind_it_along_and_blames_its_own_alone(make, toy):
+    drive = make({"multi_step_seconds": 0.0}, {"pp": 3}, step_time=lambda plan: 0.03)
+    drive.submit(*(toy.request(str(n), toy.prompt(20, n), max_tokens=20, ignore_eos=True) for n in range(3)))
+    while len(drive.in_flight) < 4 or any(plan.decodes != 1 for plan in drive.in_flight):
+        drive.advance()
+    drive.finish_step(fail=True)
+    # The sequences of the failed plan are in the fourth as well; the two plans between are lost all the same.
+    assert sorted(one.failures for live in drive.core._requests.values() for one in live.sequences) == [
+        0,
+        0,
+        1,
+    ]
+    assert [flight.lost for flight in drive.core._flights][:3] == [True] * 3
+    assert drive.core._roster.running == [] and len(drive.core._waiting) == 3
+    drive.run()
+    drive.check_outputs()
+    assert drive.core.snapshot().failed_steps == 1 and drive.core.snapshot().late_results > 0
+
+
+def test_who_kills_the_executor_is_found_among_all_that_are_in_flight(make, toy):
+    drive = make({"multi_step_seconds": 0.0, "max_num_batched_tokens": 64}, {"pp": 3})
+    innocent = [toy.request(str(n), toy.prompt(20, n), max_tokens=30, ignore_eos=True) for n in range(5)]
+    drive.submit(*innocent, toy.request("poison", toy.prompt(20, 9), arrival=1.0, max_tokens=30))
+    deaths = 0
+    while drive.in_flight or drive.wake is not None:
+        assert not drive.core._suspects or len(drive.in_flight) <= 1 or drive.core._flights[0].lost
+        if drive.in_flight and any(name == "poison" for name, _ in drive.named[drive.in_flight[0].step]):
+            deaths += 1
+            drive.disconnect()
+            drive.connect()
+        else:
+            drive.advance()
+    assert deaths == 4 and drive.streams["poison", 0].finish == "error"
+    drive.check_outputs("0", "1", "2", "3", "4")

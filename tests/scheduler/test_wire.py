@@ -3,7 +3,11 @@
 from pillion.contracts import executor_pb2 as pb
 from pillion.contracts.entries import TokenLogprob
 from pillion.scheduler.messages import RowResult, StepDone
-from pillion.scheduler.wire import step_done
+from pillion.scheduler.wire import facts, step_done
+
+
+def test_an_executor_that_names_no_stages_is_one():
+    assert [facts(pb.Facts(pp=stages)).pp for stages in (0, 1, 4)] == [1, 1, 4]
 
 
 def test_a_result_of_several_steps_is_taken_apart():

@@ -114,6 +114,9 @@ def test_pipeline_stages_are_told(call, tmp_path):
     assert figures["bubbles of a request median"] == [seen["request_s"]["median"]] and "PB1" in str(
         made["definitions"]
     )
+    call(f"{load} -pp 2 --output @near")
+    near = json.loads((tmp_path / "near.json").read_text())["raw"]["repeats"][0]
+    assert near["requests"]["tpot_s"]["median"] < made["raw"]["repeats"][0]["requests"]["tpot_s"]["median"]
     call(f"{load} -pp 1 --output @one")
     one = json.loads((tmp_path / "one.json").read_text())
     assert "pipeline" not in one["raw"]["repeats"][0] and "PB1" not in str(one)

@@ -26,6 +26,11 @@ _WORDS = [
     "ribbon",
     "anchor",
 ]
+_LEFT = """(() => {
+  const cards = [...document.querySelectorAll('#replicas .card')].map((e) => e.getBoundingClientRect());
+  const first = cards.filter((card) => card.top == cards[0].top);
+  return at('replicas').getBoundingClientRect().right - Math.max(...first.map((card) => card.right));
+})()"""
 _SHOWN = "!at('board').hidden && document.querySelectorAll('#rows td.id').length"
 
 
@@ -119,5 +124,8 @@ async def _look(page: Tab, folder: Path) -> None:
         wide = await page.value("document.documentElement.scrollWidth")
         if wide > width:
             raise BrowserError(f"{name}: the status page is {wide} pixels wide")
+        left = await page.value(_LEFT)
+        if left > 1:
+            raise BrowserError(f"{name}: {left} pixels are empty beside the replicas' first row")
     await page.screen(1280, 900)
     await page.dark(False)

@@ -20,6 +20,10 @@ def build(folder: Path) -> list[Document]:
         documents += build(path) if path.is_dir() else list(yaml.safe_load_all(path.read_text()))
     for made in told.get("configMapGenerator", ()):
         data = dict(literal.split("=", 1) for literal in made["literals"])
+        if made.get("behavior") == "merge":
+            (base,) = [each for each in documents if named(each) == ("ConfigMap", made["name"])]
+            base["data"] |= data
+            continue
         name = {"name": made["name"]}
         documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": name, "data": data})
     for document in documents:

@@ -188,6 +188,8 @@ def test_a_secret_of_the_file_reaches_who_needs_it_only(compose: dict[str, Any])
     for name, service in services.items():
         seen = {secret: service["environment"][secret] for secret in secrets}
         assert seen == dict.fromkeys(secrets, "") | ({"HF_TOKEN": "${HF_TOKEN:-}"} if name == "fetch" else {})
+        keys = {key: service["environment"].get(key) for key in ("PILLION_API_KEY", "PILLION_ADMIN_KEY")}
+        assert set(keys.values()) == {None if name == "gateway" else ""}, name  # None: as .env has it
 
 
 def test_the_published_gateway_answers_to_local_names_only(compose: dict[str, Any]) -> None:

@@ -3,7 +3,10 @@
 import pytest
 
 from pillion.gateway import thinking
+from pillion.gateway.model import Model
+from pillion.gateway.protocol import forms
 from pillion.gateway.protocol.errors import ApiError
+from pillion.gateway.templates import ChatTemplate
 
 LEVELS, SWITCH, BOTH = (
     "{{ reasoning_effort }}",
@@ -33,3 +36,18 @@ def test_what_no_template_is_told_is_refused() -> None:
             thinking.variables(effort, "{{ my_reasoning_efforts }}", thinks=thinks)
         error = refusal.value
         assert (error.status, error.param, error.code) == (400, "reasoning_effort", "unsupported_parameter")
+
+
+def test_a_chat_has_it_in_its_prompt(demo_model: Model) -> None:
+    tokenizer = demo_model.tokenizer
+    template = ChatTemplate(
+        {"default": "{{ enable_thinking }} {{ reasoning_effort }}"}, tokenizer.special, tokenizer.guard
+    )
+    model = Model("m", tokenizer, template, demo_model.defaults, located=demo_model.located)
+    chat = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "none"}
+    kwargs = {"chat_template_kwargs": {"enable_thinking": True}}
+    for body, text in ((chat, "False none"), (chat | kwargs, "True none")):
+        (tokens,) = model.encode(forms.chat(body).prompt)
+        assert tokenizer.decode(tokens, skip_special=False) == text, (
+            "what is said closer to the template counts"
+        )

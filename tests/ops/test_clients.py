@@ -9,7 +9,7 @@ import pytest
 
 from pillion.ops.clients import report
 from pillion.ops.clients.environment import NODE_PACKAGE, ROOT, Environment, InstallError, pinned
-from pillion.ops.clients.main import CLIENTS, LOADS, PACKAGES, SCRIPTS, Target
+from pillion.ops.clients.main import CLIENTS, PACKAGES, SCRIPTS, Target
 from pillion.ops.clients.report import Result
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -76,5 +76,8 @@ def test_a_result_tells_what_it_has() -> None:
     assert Result("x==1", ["chat"], 4, 1.26).raw() == {
         "version": "x==1", "passed": ["chat"], "answers": 4, "seconds": 1.3
     }  # fmt: skip
-    assert set(PACKAGES) == set(CLIENTS) and LOADS.keys() <= CLIENTS.keys()
+    assert set(PACKAGES) == set(CLIENTS) and report.LOADS.keys() <= CLIENTS.keys()
+    assert report.well("litellm", 1, {}) and not report.well("litellm", 0, {})
+    assert report.well("aiperf", 16, {"errors": 0}) and not report.well("aiperf", 15, {"errors": 0})
+    assert not report.well("guidellm", 30, {"errors": 1})
     assert all(sum(one.startswith(package) for one in pinned()) == 1 for package in PACKAGES.values())

@@ -73,9 +73,6 @@ def _aiperf(at: Target) -> list[str]:
     ]  # fmt: skip
 
 
-LOADS = {"guidellm": 8, "aiperf": 16}
-"""Those that end well whatever happens, and how many answers each must have got, and no error."""
-
 PACKAGES = {
     "openai-python": "openai==",
     "openai-node": "openai@",
@@ -159,7 +156,7 @@ def _result(name: str, at: Target, folder: Path) -> Result:
         measured = report.measured(name, folder)
     except (OSError, LookupError) as error:
         return Result(version, passed, answered, took, failed=f"no report: {error!r}\n{said}")
-    well = not done.returncode and answered >= LOADS.get(name, 1) and not measured.get("errors")
+    well = not done.returncode and report.well(name, answered, measured)
     return Result(version, passed, answered, took, measured, "" if well else f"{done.returncode}\n{said}")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 GUIDELLM = "guidellm.json"
 AIPERF = Path("aiperf", "profile_export_aiperf.json")
+LOADS = {"guidellm": 8, "aiperf": 16}
+"""Those that end well whatever happens, and how many answers each must have got, and no error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class Result:
             "seconds": round(self.seconds, 1), "measured": self.measured, "failed": self.failed,
         }  # fmt: skip
         return {name: value for name, value in told.items() if value}
+
+
+def well(name: str, answers: int, told: dict[str, Any]) -> bool:
+    """Whether the stack answered enough, and the client counts no error."""
+    return answers >= LOADS.get(name, 1) and not told.get("errors")
 
 
 def measured(name: str, folder: Path) -> dict[str, Any]:

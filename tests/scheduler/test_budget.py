@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pillion.scheduler.budget import UNKNOWN, Allowance, Budget
+from pillion.scheduler.budget import Allowance, Budget
 from pillion.scheduler.cost import CostModel
 from pillion.steptime import Work
 
@@ -146,29 +146,6 @@ def test_nothing_exceeds_the_executors_limit(toy):
     made = budget(toy, {"slo_tbt": 9}, {"max_step_tokens": 32})
     assert made.allow(100, 0, None) == Allowance(32, 32)
     assert made.allow(100, 0, 0) == Allowance(32, 28)
-
-
-def test_the_outlook_is_what_full_steps_carry(toy):
-    made = budget(toy, {"slo_tbt": 0.05})
-    idle, busy = made.outlook(0, 0, 512), made.outlook(60, 60 * 300, 512)
-    allowed = made.allow(60, 60 * 300, 0)
-    chunk = allowed.tokens - 60
-    assert busy.step_seconds == made.cost.predict(work(allowed.tokens, 60, 60 * 300)) <= 0.05
-    assert busy.prefill_rate == chunk / busy.step_seconds < idle.prefill_rate
-    # One more and a step no longer keeps the target, or the prompts lose their share.
-    assert 60 < busy.seats < 512
-    most = made.allow(busy.seats, busy.seats * 300, 0)
-    more = made.allow(busy.seats + 1, (busy.seats + 1) * 300, 0)
-    assert made.cost.predict(work(most.tokens, busy.seats, busy.seats * 300)) <= 0.05
-    assert made.cost.predict(work(more.tokens, busy.seats + 1, (busy.seats + 1) * 300)) > 0.05
-
-
-def test_the_outlook_knows_slots_turns_and_when_it_knows_nothing(toy):
-    assert budget(toy, {"slo_tbt": 9}).outlook(0, 0, 7).seats == 7
-    assert Budget(toy.settings(), toy.facts()).outlook(3, 100, 64) == UNKNOWN
-    made = budget(toy, {"max_num_batched_tokens": 64, "prefill_guard": "turns", "slo_tbt": 9})
-    assert made.outlook(0, 0, 512).seats == 56  # more would have to take turns
-    assert budget(toy, {"slo_tbt": 0.001}).outlook(4, 100, 64).seats == 1
 
 
 def test_how_many_steps_of_decodes_fit(toy):

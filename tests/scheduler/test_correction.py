@@ -128,7 +128,7 @@ def test_the_largest_tile_multiple_that_is_seldom_late(toy):
     assert tokens % 16 == 0 and bound(tokens) <= 0.1 < bound(tokens + 16)
     # Before any step it is believed; with nobody to protect it is wide open.
     fresh = Budget(toy.settings(slo_tbt=0.1), toy.facts(max_step_tokens=512), MODEL)
-    assert fresh.cost.known and fresh.outlook(8, 2400, 64).seats > 8
+    assert fresh.cost.known
     assert fresh.allow(0, 0, 0).tokens > fresh.allow(1, 100, 0).tokens > 0
 
 
@@ -141,6 +141,6 @@ def test_who_is_late_gets_a_shorter_step_and_prompts_go_on(toy):
     assert tokens[5.0] == tokens[0.1] > tokens[0.07] > tokens[0.05] == tokens[0.0] == tokens[-3.0] > 8 + 16
     assert budget.cost.bound(Work(tokens[-3.0], 8, 2408, 1, 0.0, 8)) <= LEAST_LEFT * 0.1
     # What full steps carry is told to admission, whoever is late now.
-    assert budget.outlook(8, 2400, 64) == Budget(
+    assert budget.full(8, 2400) == Budget(
         toy.settings(slo_tbt=0.1), toy.facts(max_step_tokens=512), MODEL
-    ).outlook(8, 2400, 64)
+    ).full(8, 2400)

@@ -7,8 +7,10 @@ import pytest
 
 from pillion import config
 from pillion.contracts.entries import Facts
+from pillion.scheduler import policies
 from pillion.scheduler.budget import Budget
 from pillion.scheduler.flights import LEAD_FALL, LEAD_MIN, Flight, Flights
+from pillion.scheduler.outlook import outlook
 from pillion.steptime import Curve, StepTime, Work
 
 
@@ -149,14 +151,14 @@ def test_streams_in_other_steps_keep_the_target_too(make, toy):
     drive.check_outputs()
 
 
-def outlook(stages: int, decodes: int):
+def told(stages: int, decodes: int):
     facts = Facts("m", "f", 4096, 9, (), 16, 1000, 100, 512, 16, "d", "b", pp=stages)
     budget = Budget(config.Scheduler(slo_tbt=0.101, min_prefill_share=0.0), facts, known(0.02, 0.001))
-    return budget.outlook(decodes, 10 * decodes, 100)
+    return outlook(policies.make("stall-free"), budget, decodes, 10 * decodes, 0, 100)
 
 
 def test_what_full_steps_carry_counts_all_that_run_beside_each_other():
-    one, both = outlook(1, 10), outlook(2, 20)
+    one, both = told(1, 10), told(2, 20)
     assert both.step_seconds == one.step_seconds == pytest.approx(0.1)
     assert both.prefill_rate == pytest.approx(2 * one.prefill_rate) == pytest.approx(2 * 70 / 0.1)
     assert both.idle_rate == pytest.approx(2 * one.idle_rate)

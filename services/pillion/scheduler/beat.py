@@ -27,7 +27,7 @@ def heartbeat(stands: Heartbeat, snapshot: Snapshot, credit_seconds: float) -> H
         stands,
         facts=facts,
         uncomputed=snapshot.uncomputed,
-        credit=int((snapshot.prefill_rate or RATE_GUESS) * credit_seconds),
+        credit=int((snapshot.intake or RATE_GUESS) * credit_seconds),
         prefill_rate=snapshot.prefill_rate,
         seats=snapshot.seats,
         step_seconds=snapshot.step_seconds,

@@ -19,16 +19,6 @@ class Allowance:
     decodes: int  # of which at most so many decodes
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What full steps carry, by the cost model."""
-
-    prefill_rate: float  # prompt tokens/s beside the decodes that run now
-    seats: int  # decodes that fit in the time target, beside the prompts' minimum share
-    step_seconds: float
-    idle_rate: float  # prompt tokens/s with no decodes
-
-
 def limited(settings: Scheduler, limits: StepLimits) -> Scheduler:
     """The settings with an administrator's limits; what these leave out is as configured."""
     return replace(
@@ -38,9 +28,7 @@ def limited(settings: Scheduler, limits: StepLimits) -> Scheduler:
     )
 
 
-UNKNOWN = Outlook(0.0, 0, 0.0, 0.0)
 LEAST_LEFT = 0.5  # share of the target that a step may take however late a stream is: prompts go on
-_CONTEXT = 256  # positions of a decode, where none runs to tell
 
 
 class Budget:
@@ -51,7 +39,7 @@ class Budget:
         self.tile = min(settings.tile or facts.tile, facts.max_step_tokens)
         self.cost: Corrected | CostModel = Corrected(measured) if measured else CostModel(self.tile)
         self.most = facts.max_step_tokens  # that a step can compute at all
-        self._stages = facts.pp
+        self.stages = facts.pp
         self.bound(settings)
         self._least = settings.min_prefill_share
         self._turns = settings.prefill_guard == "turns"
@@ -109,41 +97,15 @@ class Budget:
         """
         if not self.cost.known:
             return 1
-        return max(1, int((self._repeated - ahead) / self._seconds(work)))
+        return max(1, int((self._repeated - ahead) / self.seconds(work)))
 
-    def outlook(self, decodes: int, context: int, slots: int) -> Outlook:
-        """`context`: the decodes' positions in all; `slots`: the most sequences that may run.
-
-        As many steps as stages run beside each other and share the sequences, and each takes its full time.
-        """
-        if not self.cost.known:
-            return UNKNOWN
-        stages = self._stages
-        full, idle = self._full_step(-(-decodes // stages), context // stages), self._full_step(0, 0)
-        seconds = self._seconds(full)
-        mean = context / decodes if decodes else _CONTEXT
-        low, high = 1, -(-slots // stages)
-        while low < high:
-            middle = (low + high + 1) // 2
-            step = self._full_step(middle, int(middle * mean))
-            if step.decodes == middle and self.cost.bound(step) <= self.target:
-                low = middle
-            else:
-                high = middle - 1
-        return Outlook(
-            prefill_rate=stages * (full.rows - full.decodes) / seconds,
-            seats=min(stages * low, slots),
-            step_seconds=seconds,
-            idle_rate=stages * idle.rows / self._seconds(idle),
-        )
-
-    def _full_step(self, decodes: int, context: int) -> Work:
-        """A step with as many prompt tokens as it may have."""
+    def full(self, decodes: int, context: int) -> Allowance:
+        """Of a step with as many prompt tokens as it may have, and no stream late."""
         budget = self._within(self.target if decodes else self._grown, decodes, context, 0)
-        allowed = self.share(budget, decodes, True)
-        return _one_prompt(allowed.tokens, allowed.decodes, context, 0)
+        return self.share(budget, decodes, True)
 
-    def _seconds(self, work: Work) -> float:
+    def seconds(self, work: Work) -> float:
+        """Predicted, and never nothing."""
         return max(self.cost.predict(work), 1e-6)
 
     def _within(self, seconds: float, decodes: int, context: int, start: int) -> int:
@@ -153,14 +115,14 @@ class Budget:
         low, high = 1, self.limit // tile
         while low < high:
             middle = (low + high + 1) // 2
-            if self.cost.bound(_one_prompt(middle * tile, decodes, context, start)) <= seconds:
+            if self.cost.bound(one_prompt(middle * tile, decodes, context, start)) <= seconds:
                 low = middle
             else:
                 high = middle - 1
         return low * tile
 
 
-def _one_prompt(rows: int, decodes: int, context: int, start: int) -> Work:
+def one_prompt(rows: int, decodes: int, context: int, start: int) -> Work:
     """Of a step that the decodes leave to one prompt, which goes on at `start` and does not end."""
     chunk = max(rows - decodes, 0)
     pairs = chunk * (start + chunk / 2)

@@ -12,7 +12,7 @@ from pillion.steptime import StepTime
 
 from . import policies
 from .blocks import Pool
-from .budget import UNKNOWN, Budget, limited
+from .budget import Budget, limited
 from .correction import Corrected
 from .flights import Flight, Flights
 from .messages import (
@@ -36,6 +36,7 @@ from .messages import (
     WakeAt,
     Woken,
 )
+from .outlook import UNKNOWN, outlook
 from .plan import Draft
 from .prefix import Hash
 from .repeat import repeat
@@ -494,10 +495,12 @@ class Core:
         pool = roster.pool if roster else None
         running = roster.running if roster else []
         cost = self._budget.cost if self._budget else None
-        outlook = UNKNOWN
+        told = UNKNOWN
         if roster is not None and self._budget is not None:
-            context = sum(sequence.computed for sequence in roster.decoding)
-            outlook = self._budget.outlook(len(roster.decoding), context, roster.slots)
+            decoding = roster.decoding
+            context = sum(sequence.computed for sequence in decoding)
+            left = max((sequence.limit - sequence.computed for sequence in decoding), default=0)
+            told = outlook(self._policy, self._budget, len(decoding), context, left, roster.slots)
         return Snapshot(
             max_model_len=self.max_model_len,
             uncomputed=sum(len(s.tokens) for s in self._waiting)
@@ -521,10 +524,11 @@ class Core:
             hit_tokens=counters.hit_tokens,
             flushed_blocks=counters.flushed_blocks,
             late_results=counters.late_results,
-            prefill_rate=outlook.prefill_rate,
-            seats=outlook.seats,
-            step_seconds=outlook.step_seconds,
-            idle_rate=outlook.idle_rate,
+            prefill_rate=told.prefill_rate,
+            seats=told.seats,
+            step_seconds=told.step_seconds,
+            idle_rate=told.idle_rate,
+            intake=told.intake,
             cost_model=cost.hash if isinstance(cost, Corrected) else "",
             factors=cost.factors if cost else (1.0, 1.0),
             step_limit=self._budget.limit if self._budget else 0,

@@ -215,9 +215,12 @@ class Snapshot:
     flushed_blocks: int  # taken out of the index by an administrator
     late_results: int  # for sequences that had ended
     prefill_rate: float  # prompt tokens/s that steps carry beside the decodes; 0: not known yet
-    seats: int  # sequences that can run within the time target; 0: not known yet
-    step_seconds: float  # of a full step
+    seats: (
+        int  # sequences that can run at once, within the time target if the policy keeps it; 0: not known yet
+    )
+    step_seconds: float  # until a stream has its next token while prompts wait
     idle_rate: float  # prefill_rate with no decodes
+    intake: float  # prompt tokens/s of which it holds some seconds' worth
     cost_model: str  # the hash of the one that was measured; empty where one is learned
     factors: tuple[float, float]  # by which it is corrected: what is likely, what is seldom exceeded
     step_limit: int  # most tokens a step; 0 while no executor is attached

@@ -4,12 +4,14 @@ from ..budget import Budget
 from ..plan import Draft
 from ..roster import Roster
 from .placing import decode, prefill, ready
+from .turn import Turn, decodes_alone, prompts_alone
 
 
 class ChunkedOnly:
     """Sarathi-Serve's ablation without hybrid batches (OSDI 2024, table 4)."""
 
     reserves = False
+    batches = False
 
     def compose(self, roster: Roster, draft: Draft, budget: Budget) -> int:
         def chunks() -> None:
@@ -22,3 +24,10 @@ class ChunkedOnly:
             if not draft.rows:
                 place()
         return budget.limit
+
+    def turn(self, budget: Budget, decodes: int, context: int, left: int) -> Turn:
+        turn: Turn = ((prompts_alone(budget), 1),)
+        return (*turn, (decodes_alone(decodes, context), 1)) if decodes else turn
+
+    def fits(self, budget: Budget, decodes: int, context: int) -> bool:
+        return decodes <= budget.most

@@ -12,3 +12,10 @@ class FixedBudget(StallFree):
         self, budget: Budget, decodes: list[Sequence], prefill_start: int | None, streams: bool
     ) -> Allowance:
         return budget.share(budget.limit, len(decodes), prefill_start is not None)
+
+    def full(self, budget: Budget, decodes: int, context: int) -> Allowance:
+        return budget.share(budget.limit, decodes, True)
+
+    def fits(self, budget: Budget, decodes: int, context: int) -> bool:
+        """In a step, beside the prompts' minimum share: how long that takes is nobody's promise."""
+        return self.full(budget, decodes, context).decodes == decodes

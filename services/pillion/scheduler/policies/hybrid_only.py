@@ -3,11 +3,11 @@
 from ..budget import Allowance, Budget
 from ..plan import Draft
 from ..sequence import Sequence
+from .fixed_budget import FixedBudget
 from .placing import Room, whole
-from .stall_free import StallFree
 
 
-class HybridOnly(StallFree):
+class HybridOnly(FixedBudget):
     """Sarathi-Serve's ablation without chunks (OSDI 2024, table 4); blocks are taken as they are needed."""
 
     def allow(

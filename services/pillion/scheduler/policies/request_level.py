@@ -4,6 +4,7 @@ from ..budget import Budget
 from ..plan import Draft
 from ..roster import Roster
 from .placing import Verdict, admit, advance, decode, ready, whole
+from .turn import Turn, decodes_alone, prompts_alone
 
 
 class RequestLevel:
@@ -13,6 +14,7 @@ class RequestLevel:
     """
 
     reserves = True
+    batches = True
 
     def compose(self, roster: Roster, draft: Draft, budget: Budget) -> int:
         decoding, prefilling, waiting = roster.turn
@@ -27,3 +29,11 @@ class RequestLevel:
         if not draft.rows:
             decode(roster, draft, ready(roster, draft), budget.most)
         return budget.most
+
+    def turn(self, budget: Budget, decodes: int, context: int, left: int) -> Turn:
+        """Prompts, and before them what the longest of the batch has to come."""
+        turn: Turn = ((prompts_alone(budget), 1),)
+        return (*turn, (decodes_alone(decodes, context), max(left, 1))) if decodes else turn
+
+    def fits(self, budget: Budget, decodes: int, context: int) -> bool:
+        return decodes <= budget.most

@@ -49,6 +49,18 @@ def test_seats_are_slots_turns_and_never_none(toy):
     assert outlook(policy("stall-free"), unknown, 3, 100, 0, 64) == UNKNOWN
 
 
+def test_seats_do_not_come_and_go_with_what_few_steps_exceed(toy):
+    seats = set()
+    budget = Budget(toy.settings(slo_tbt=0.05), toy.facts(max_step_tokens=512), MODEL)
+    for number in range(400):
+        budget.cost.learn(
+            step(64, 8, 800), MODEL.seconds(step(64, 8, 800)) * (1.3 if number % 8 == 0 else 1.0)
+        )
+        seats.add(outlook(policy("stall-free"), budget, 60, 60 * 300, 0, 512).seats)
+    assert budget.cost.factors[1] > 1.2
+    assert max(seats) <= 1.1 * min(seats)
+
+
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"stall-free"}))
 def test_who_does_not_keep_the_target_has_seats_for_all_that_run(toy, policy):
     """Else admission would hold back what the policy lets run."""

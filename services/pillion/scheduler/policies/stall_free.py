@@ -37,9 +37,13 @@ class StallFree:
         return ((one_prompt(allowed.tokens, allowed.decodes, context, 0), 1),)
 
     def fits(self, budget: Budget, decodes: int, context: int) -> bool:
-        """In a step, within the time target and beside the prompts' minimum share."""
+        """In a step, within the time target and beside the prompts' minimum share.
+
+        By what steps are likely to take: the budget sees to the rest, and a factor that moves with every step
+        would let seats come and go by whole tiles.
+        """
         ((work, _),) = self.turn(budget, decodes, context, 0)
-        return work.decodes == decodes and budget.cost.bound(work) <= budget.target
+        return work.decodes == decodes and budget.cost.predict(work) <= budget.target
 
     def room(self, draft: Draft, budget: Budget, allowed: Allowance) -> Room:
         return lambda _: allowed.tokens - draft.tokens

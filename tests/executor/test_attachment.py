@@ -1,6 +1,7 @@
 """One scheduler's stream over a transport that is slow, as gRPC's may be."""
 
 import asyncio
+import gc
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,7 +23,7 @@ class Slow:
         self.begun = asyncio.Event()
         self.through = asyncio.Event()
         self.written: list[str] = []
-        self.busy = False
+        self.busy = self.lost = False
 
     async def read(self) -> object:
         if self.plans:
@@ -38,6 +39,8 @@ class Slow:
         except asyncio.CancelledError:
             raise AssertionError("a write was left half done") from None
         self.busy = False
+        if self.lost:
+            raise RuntimeError("the call is over")
         self.written.append(str(message.WhichOneof("message")))
 
 
@@ -83,6 +86,25 @@ async def test_the_last_word_waits_for_the_write_that_the_end_fell_into() -> Non
     saying.cancel()
     with pytest.raises(asyncio.CancelledError):
         await saying
+
+
+async def test_a_write_that_fails_behind_the_end_leaves_no_complaint() -> None:
+    """As where the executor is asked to end while its scheduler dies."""
+    context: Any = Slow()
+    said: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: said.append(about["message"]))
+    one = await ended(context)
+    context.lost = True
+    context.through.set()
+    await until_done(one)
+    del one
+    gc.collect()
+    assert said == []
+
+
+async def until_done(one: Attachment) -> None:
+    assert one._writing is not None
+    await asyncio.wait([one._writing])
 
 
 async def test_who_reads_nothing_holds_the_end_up_for_a_second_only() -> None:

@@ -271,6 +271,39 @@ def test_when_nobody_can_go_on_the_latest_yields(make, toy):
     assert [take.request.id for plan in drive.plans for take in plan.take] == ["0", "1", "1"]
 
 
+def test_who_was_preempted_too_often_yields_last_and_the_oldest_never(make, toy):
+    drive = make()
+    drive.submit(*(toy.request(str(i), toy.prompt(5, i), arrival=float(i), max_tokens=50) for i in range(3)))
+    while drive.core.snapshot().decoding < 3:
+        drive.advance()
+    roster = drive.core._roster
+    oldest, middle, latest = sorted(roster.decoding, key=lambda sequence: sequence.rank)
+    assert roster.yielding() is latest
+    latest.preemptions = 3
+    assert roster.yielding() is middle
+    latest.priority = 1
+    assert roster.yielding() is latest  # the others are of a higher priority
+    latest.priority, middle.preemptions = 0, 3
+    assert roster.yielding() is latest
+    roster.suspect = latest
+    assert roster.yielding() is oldest  # whoever is in the way of one that is to run alone
+
+
+def test_an_oldest_prompt_that_lacks_blocks_does_not_yield_to_the_decodes_that_took_them(make, toy):
+    executor = {"num_blocks": 25, "block_size": 4, "max_model_len": 96, "tile": 1}
+    drive = make({"max_num_seqs": 2, "max_num_batched_tokens": 8, "watermark": 0.0}, executor)
+    old = toy.request("old", toy.prompt(60), arrival=0.0, max_tokens=30, ignore_eos=True)
+    drive.submit(toy.request("late", toy.prompt(30, 1), arrival=1.0, max_tokens=60, ignore_eos=True))
+    while drive.core.snapshot().decoding < 1:
+        drive.advance()
+    drive.core._roster.decoding[0].preemptions = 3  # it is no victim of the other
+    drive.submit(old)
+    drive.run()
+    drive.check_outputs()
+    taken = [take.request.id for plan in drive.plans for take in plan.take]
+    assert taken == ["late", "old", "late"]
+
+
 def test_running_prompts_go_before_waiting_ones_of_their_priority(make, toy):
     drive = make({"max_num_batched_tokens": 32, "priority_ageing": 10.0})
     drive.submit(toy.request("running", toy.prompt(100), arrival=5.0, max_tokens=1))

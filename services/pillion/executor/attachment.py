@@ -151,6 +151,7 @@ class Attachment:
         async with self._words:
             # The end of the stream cancels this task, but not the write: another may follow it.
             self._writing = asyncio.ensure_future(context.write(message))
+            self._writing.add_done_callback(_heard)
             await asyncio.shield(self._writing)
 
     async def say_last(self, message: executor_pb2.FromExecutor, context: Context) -> None:
@@ -163,3 +164,9 @@ class Attachment:
                 # Our own end would close the socket, and who is just writing a plan would lose what it
                 # has not read yet. Its end cancels this.
                 await asyncio.Event().wait()
+
+
+def _heard(writing: asyncio.Future[None]) -> None:
+    """Where nobody waits any more for a write that fails, the end of the stream has told why."""
+    if not writing.cancelled():
+        writing.exception()

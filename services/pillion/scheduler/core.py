@@ -435,9 +435,7 @@ class Core:
             alone = suspect is not None and not suspect.running
             if self._flights or len(running) < (1 if alone else 2):
                 return None
-            # Nobody can go on and nothing will return: the latest, lowest gives its blocks to the others.
-            prefilling = self._roster.prefilling
-            self._roster.preempt(max(prefilling or running, key=lambda sequence: sequence.rank), draft)
+            self._roster.preempt(self._roster.yielding(), draft)  # nobody can go on and nothing will return
         if self._roster.stages == 1:  # over several, a plan's steps would wait for each other's tokens
             repeat(draft, self._roster, self._budget, ahead)
         plan = draft.finish(self._roster.releases(), allowed)

@@ -218,6 +218,21 @@ class Roster:
         ]
         return max(victims, key=lambda other: other.rank, default=None)
 
+    def yielding(self) -> Sequence:
+        """Who gives its blocks to the others when nobody can go on.
+
+        Never a suspect, and without one never the highest-priority oldest. Who was preempted too often is
+        spared while another of its priority, or a lower one's, is there; prompts go first, then the latest.
+        """
+        running = self.running
+        first = self.suspect or min(running, key=lambda sequence: sequence.rank)
+
+        def order(sequence: Sequence) -> tuple[bool, bool, tuple[int, float, int]]:
+            spared = sequence.priority <= first.priority and sequence.preemptions >= PROTECTED
+            return not spared, sequence.state is State.PREFILLING, sequence.rank
+
+        return max((sequence for sequence in running if sequence is not first), key=order)
+
     def reclaimable(self, sequence: Sequence) -> int:
         """At most so many blocks come to this one when all of strictly lower priority leave."""
         victims = [other for other in self.running if other.priority > sequence.priority]

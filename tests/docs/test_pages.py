@@ -1,6 +1,7 @@
 """What the pages point to is there."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,24 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text(page))
     local = [target for target in targets if not target.startswith(("http:", "https:"))]
     assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    found: Counter[str] = Counter()
+    made = set()
+    for heading in re.findall(r"^#+ (.*)$", text(page), flags=re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        made.add(f"{slug}-{found[slug]}" if found[slug] else slug)
+        found[slug] += 1
+    return made
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_to_a_section_find_it(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", text(page))
+    lost = [(to, name) for to, name in links if name not in anchors(page.parent / to if to else page)]
+    assert lost == []
 
 
 def test_every_page_can_be_found() -> None:

@@ -37,16 +37,17 @@ from pillion.contracts.entries import (
 from pillion.gateway.heads import StreamHead
 from pillion.gateway.protocol.request import Output
 from pillion.scheduler import wire
-from pillion.scheduler.messages import Plan, Take
+from pillion.scheduler.messages import Compile, Plan, Take
 from pillion.telemetry import names
 from pillion.version import VERSION
 
 FOLDER = Path(__file__).parents[3] / "tests" / "shared" / "recorded"
 
+_CONSTRAINT = Constraint("regex", "[a-z]+", "</think>")
 _SAMPLING = Sampling(
     seed=7, temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.25,
     repetition_penalty=1.1, logit_bias={5: -1.5}, min_tokens=2, ignore_eos=True, stop_token_ids=(9,),
-    logprobs=1, constraint=Constraint("regex", "[a-z]+", "</think>"), allowed_token_ids=(5, 6, 9),
+    logprobs=1, constraint=_CONSTRAINT, allowed_token_ids=(5, 6, 9),
     bad_words=((6, 6),),
 )  # fmt: skip
 _REQUEST = Request(
@@ -57,7 +58,7 @@ _REQUEST = Request(
 )  # fmt: skip
 _FACTS = Facts(
     model="demo", fingerprint="bits", max_model_len=512, vocab_size=320, end_tokens=(2,), block_size=16,
-    num_blocks=33, max_num_seqs=8, max_step_tokens=64, tile=16, dtype="float32", backend="torch", tp=1, pp=1,
+    num_blocks=33, max_num_seqs=8, max_step_tokens=64, tile=16, dtype="float32", backend="torch", tp=2, pp=3,
     backend_reason="asked for", grammars=64,
 )  # fmt: skip
 _LOGPROBS = (TokenLogprob(-0.5, 1, ((5, -0.5), (6, -1.0))),)
@@ -98,6 +99,7 @@ ENTRIES: Mapping[str, Struct] = {
 
 MESSAGES: Mapping[str, bytes] = {
     "open": wire.open_message(5, "0").SerializeToString(),
+    "compile": wire.compile_message(Compile(2, _CONSTRAINT)).SerializeToString(),
     "plan": wire.plan_message(
         Plan(
             step=3, release=(2,), take=(Take(1, 4, _REQUEST, 1, (3, 4, 5, 8), 3, (7,), 12),), slots=(0, 1),

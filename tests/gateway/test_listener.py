@@ -107,7 +107,9 @@ async def test_a_client_that_goes_just_before_the_end_is_no_failure(
     # the midst of its writes when it finds that nobody is left.
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
-    calls[request.id]._inbox.put(Tokens(request.id, 0, 0, (5,), "length"), "0")
+    inbox = calls[request.id]._inbox
+    inbox.put(Tokens(request.id, 0, 0, (5,), "length"), "0")
+    inbox.wake()
     await until(lambda: not calls)
     await stack.fetch("GET", "/version")
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

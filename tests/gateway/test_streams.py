@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from pillion.actors import Exit, Stop
 from pillion.bus import Connection, Durable, append
 from pillion.contracts.entries import ChoiceRecord, Record, StepOutput, TokenLogprob, Tokens, encode
 from pillion.gateway import call, reply
-from pillion.gateway.streams import CAPACITY, Inbox
+from pillion.gateway.streams import AT_ONCE, CAPACITY, Inbox
 
 PATH = "/v1/chat/completions"
 STREAM: dict[str, Any] = {
@@ -144,6 +145,54 @@ async def test_a_full_inbox_says_that_it_lost_something() -> None:
     for position in range(CAPACITY + 5):
         inbox.put(Tokens("r", 0, position, (1,)), "0")
     assert inbox.lost and len(await inbox.take(0.0)) == CAPACITY
+
+
+async def test_tokens_of_many_streams_leave_turns_for_others_and_first_ones_go_first(start: Any) -> None:
+    stack = await start()
+    streams, loop = stack.gateway.state.streams, asyncio.get_running_loop()
+    inboxes = [streams.open(f"r{number}") for number in range(10 * AT_ONCE)]
+    came: list[tuple[int, str]] = []  # the loop's turn, and whose tokens
+    turn = 0
+
+    def count() -> None:
+        nonlocal turn, counting
+        turn, counting = turn + 1, loop.call_soon(count)
+
+    async def take(inbox: Inbox) -> None:
+        assert await inbox.take(10.0)
+        came.append((turn, inbox.request))
+
+    async def publish(position: int) -> None:
+        items = [Tokens(inbox.request, 0, position, (100,)) for inbox in inboxes]
+        await stack.driver.publish(stack.gateway.state.id, *items)
+
+    takers = [asyncio.create_task(take(inbox)) for inbox in inboxes]
+    counting = loop.call_soon(count)
+    await publish(0)
+    await asyncio.gather(*takers)
+    assert max(Counter(at for at, _ in came).values()) <= AT_ONCE
+    came.clear()
+    inboxes.append(streams.open("new"))
+    takers = [asyncio.create_task(take(inbox)) for inbox in inboxes]
+    await publish(1)
+    await asyncio.gather(*takers)
+    counting.cancel()
+    assert "new" in [request for _, request in came[:AT_ONCE]]
+    for inbox in inboxes:
+        streams.close(inbox)
+
+
+async def test_an_inbox_that_was_emptied_before_its_turn_wakes_nobody() -> None:
+    inbox = Inbox("r")
+    inbox.put(Tokens("r", 0, 0, (1,)), "0")
+    assert len(await inbox.take(0.0)) == 1
+    taker = asyncio.create_task(inbox.take(10.0))
+    await asyncio.sleep(0)
+    inbox.wake()
+    await asyncio.sleep(0)
+    inbox.put(Tokens("r", 0, 1, (2,)), "0")
+    inbox.wake()
+    assert [item.position for item in await taker] == [1]
 
 
 async def test_what_redis_lost_is_submitted_again_under_the_same_id(start: Any, parse_sse: Any) -> None:

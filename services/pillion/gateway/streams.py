@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 
 from pillion.bus import Connection, Entry, Keys, Reader, Tail
 from pillion.bus.journal import read_items, read_record
@@ -9,6 +10,7 @@ from pillion.contracts.entries import Refusal, StepOutput, Tokens
 from pillion.gateway.heads import items
 
 CAPACITY = 512  # items of one request that wait for a slow client; what is more is read from the journal
+AT_ONCE = 8  # streams that are woken in one turn of the event loop
 
 
 class Inbox:
@@ -19,6 +21,7 @@ class Inbox:
         self.life = life
         self.replica = ""  # whose journal has the items
         self.lost = False  # items came that there was no room for
+        self.begun = False  # something was taken
         self._items: deque[Tokens] = deque()
         self._refusal: Refusal | None = None
         self._capacity = capacity
@@ -30,7 +33,11 @@ class Inbox:
             self._items.append(item)
         else:
             self.lost = True
-        self._news.set()
+
+    def wake(self) -> None:
+        """Who waits gets what was put, unless it was taken meanwhile."""
+        if self._items or self.lost:
+            self._news.set()
 
     def refuse(self, refusal: Refusal) -> None:
         if refusal.life in (None, self.life):
@@ -55,6 +62,7 @@ class Inbox:
             return self._refusal
         items = list(self._items)
         self._items.clear()
+        self.begun = True
         return items
 
 
@@ -96,8 +104,10 @@ class Streams:
     async def run(self) -> None:
         """An actor. Ends only by cancellation."""
         async for entries in self._tail.follow():
+            news: dict[Inbox, None] = {}
             for entry in entries:
-                self._deliver(entry)
+                self._deliver(entry, news)
+            await _wake(news)
 
     async def missed(self, inbox: Inbox) -> list[Tokens]:
         """All items of the request so far: its record's, and what its replica has journalled since.
@@ -111,7 +121,7 @@ class Streams:
         journal = await read_items(self._reads, self._keys, inbox.replica, self._read, (inbox.request,))
         return kept + journal
 
-    def _deliver(self, entry: Entry) -> None:
+    def _deliver(self, entry: Entry, news: dict[Inbox, None]) -> None:
         output = self._read(entry.payload, StepOutput, f"{entry.id} of the out stream")
         if output is None:
             return  # its items are in the journal too; who misses them will find the gap
@@ -120,6 +130,17 @@ class Streams:
             self.late += not inboxes
             for inbox in inboxes:
                 inbox.put(item, output.replica)
+                news[inbox] = None
         for refusal in output.refusals:
             for inbox in self._inboxes.get(refusal.request, ()):
                 inbox.refuse(refusal)
+
+
+async def _wake(inboxes: Iterable[Inbox]) -> None:
+    """Few at a time: a new request takes some ten turns of the event loop until it is submitted, and each
+    would else be as long as all streams need for their tokens. Those that have had none go first.
+    """
+    for number, inbox in enumerate(sorted(inboxes, key=lambda inbox: inbox.begun), 1):
+        inbox.wake()
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)

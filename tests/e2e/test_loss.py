@@ -12,8 +12,9 @@ import pytest
 
 from pillion.bus import Connection, Keys
 from pillion.contracts.entries import Heartbeat, decode
+from pillion.ops import sockets
 from pillion.ops.rig import Rig
-from pillion.ops.stack import redis_url, socket_folder
+from pillion.ops.stack import redis_url
 from tests.e2e.conftest import StartStack
 
 BODIES = [
@@ -70,7 +71,7 @@ async def test_flushall_in_mid_stream_and_two_dead_schedulers_cost_no_token(star
     one_step = ("--multi-step-seconds", "0")
     stack = start_stack("--replicas", "2", "--num-kv-blocks", "800", "--lease-seconds", "1", *one_step)
     url = await asyncio.to_thread(lambda: stack.url)
-    connection = Connection(redis_url(socket_folder(stack.state / "default") / "valkey.sock"), "test")
+    connection = Connection(redis_url(sockets.folder(stack.state / "default") / "valkey.sock"), "test")
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         async with asyncio.timeout(60):  # with one of them the stack is ready
             while not await both_ready(connection):

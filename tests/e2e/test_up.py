@@ -15,7 +15,7 @@ import pytest
 from pillion.ops import web
 from pillion.ops.processes import ROLES
 from pillion.ops.rig import Rig
-from pillion.ops.stack import socket_folder
+from pillion.ops.sockets import folder
 from tests.e2e.conftest import StartStack
 
 
@@ -198,7 +198,7 @@ def test_the_terminal_shows_lines_of_ours_only_and_a_shortened_context(start_sta
     assert stack.wait_line(r"context   32 tokens: lowered from \d+, .*; give --num-kv-blocks \d+ or more", 20)
     valkey = stack.pids()["valkey"]
     assert stack.wait_line(r"2 KV blocks of 16 tokens: 1 request of the full 32 tokens", 20)
-    sockets = socket_folder(stack.state / "default")
+    sockets = folder(stack.state / "default")
     assert (sockets / "valkey.sock").exists() and sockets != stack.state / "default"  # the path is long
     assert stack.end() == 0
     assert not sockets.exists()

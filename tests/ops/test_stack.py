@@ -2,12 +2,10 @@
 
 import fcntl
 import os
-import shutil
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -59,44 +57,6 @@ def test_an_open_folder_is_closed_and_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(stack.StackError, match="file"):
         stack.private_folder(tmp_path / "file")
-
-
-def test_sockets_of_a_deep_state_folder_go_to_a_short_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = Path(tempfile.mkdtemp(dir="/tmp", prefix="run"))  # short, as /run/user/1000 is
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    shallow = Path("/tmp") / f"pillion-test-{os.getpid()}"
-    deep = tmp_path / ("d" * 100)
-    try:
-        assert stack.socket_folder(shallow) == shallow
-    finally:
-        shallow.rmdir()
-    short = stack.socket_folder(deep)
-    assert short.parent == runtime
-    assert short == stack.socket_folder(deep) != stack.socket_folder(deep.with_name("e" * 100))
-    assert stat.S_IMODE(short.stat().st_mode) == 0o700
-    shutil.rmtree(runtime)
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    elsewhere = stack.socket_folder(deep)
-    try:
-        assert len(str(elsewhere / "executor-0.sock")) <= 107
-        assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
-        (elsewhere / "held").touch()
-        stack.leave_sockets(deep)
-        assert elsewhere.is_dir()  # somebody still has one there
-        (elsewhere / "held").unlink()
-        stack.leave_sockets(deep)
-        assert not elsewhere.exists()
-    finally:
-        shutil.rmtree(elsewhere, ignore_errors=True)
-
-
-def test_a_state_folder_is_no_folder_for_sockets_only() -> None:
-    state = Path(tempfile.mkdtemp(dir="/tmp", prefix="s"))
-    stack.leave_sockets(state)
-    assert state.is_dir()
-    state.rmdir()
 
 
 def test_the_second_of_a_name_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:

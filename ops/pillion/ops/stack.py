@@ -4,19 +4,15 @@ state folder/up           held by `pillion up` alone, so that a held one means t
 state folder/lock         held by `pillion up` and the Valkey that it started, which ends a moment after it
 state folder/format       what the folder is written in, see `claim_format`
 state folder/stack.toml   the resolved settings, 0600 since they hold keys; there while the stack runs
-socket folder             the state folder, or a short one where a socket's path would be too long
 """
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,8 +23,6 @@ from pillion.config import Config, ConfigError, load
 
 FORMAT = "1"
 ANY_HOST = ("", "0.0.0.0", "::")
-_LONGEST_SOCKET = 107  # bytes, sun_path less its terminating zero
-_LONGEST_NAME = 40  # bytes kept for a socket's name
 _GLANCE_SECONDS = 0.2  # `held` takes the lock for a moment, to look
 
 
@@ -67,29 +61,6 @@ def claim_format(state: Path) -> None:
             f"{state} was written by a release with format {written[:40]!r}, this one reads {FORMAT}; start"
             " that release again, or name another folder with --state-dir"
         )
-
-
-def socket_folder(state: Path) -> Path:
-    """Where the stack's sockets are; the same for the same state folder. Raises StackError."""
-    return private_folder(_sockets(state.absolute()))
-
-
-def leave_sockets(state: Path) -> None:
-    """Removes a folder that is there for sockets only, once it is empty."""
-    folder = _sockets(state.absolute())
-    if folder != state.absolute():
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def _sockets(state: Path) -> Path:
-    if _has_room(state):
-        return state
-    name = hashlib.sha256(os.fsencode(state)).hexdigest()[:16]
-    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nowhere", f"pillion-{name}")
-    if runtime.parent.is_dir() and _has_room(runtime):
-        return runtime
-    return Path(tempfile.gettempdir()) / f"pillion-{os.getuid()}-{name}"
 
 
 def url(config: Config) -> str:
@@ -247,11 +218,6 @@ def absent(config: Config) -> str:
         + (f"those that run: {others}; " if others else "")
         + f"start it with `pillion up --stack {name}`, or name a server with --url"
     )
-
-
-def _has_room(folder: Path) -> bool:
-    """Whether a socket in it can have a name."""
-    return len(os.fsencode(folder)) + 1 + _LONGEST_NAME <= _LONGEST_SOCKET
 
 
 def _toml(value: Any) -> str:

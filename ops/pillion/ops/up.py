@@ -16,7 +16,7 @@ from pillion.bus import Connection, Keys
 from pillion.config import Config
 from pillion.executor.models.registry import read_spec
 from pillion.modelfiles import ModelFileError, locate
-from pillion.ops import banner, health, ports, stack, valkey, watch
+from pillion.ops import banner, health, ports, sockets, stack, valkey, watch
 from pillion.ops.child import Child, exit_words, last_words, role_command
 from pillion.ops.restarts import USAGE, Restarts
 from pillion.ops.stack import StackError
@@ -55,12 +55,12 @@ def up(config: Config) -> int:
     finally:
         with suppress(OSError):
             settings.unlink(missing_ok=True)
-        stack.leave_sockets(config.state_path)
+        sockets.leave(config.state_path)
 
 
 def resolve(config: Config) -> Config:
     """The settings with all that the services must agree on filled in. Raises StackError."""
-    sockets = stack.socket_folder(config.state_path)
+    place = sockets.folder(config.state_path)
     if config.stack.redis is None:
         valkey.binary()
     else:
@@ -74,28 +74,28 @@ def resolve(config: Config) -> Config:
         config,
         stack=replace(
             config.stack,
-            redis=config.stack.redis or stack.redis_url(sockets / "valkey.sock"),
+            redis=config.stack.redis or stack.redis_url(place / "valkey.sock"),
             state_dir=str(config.state_path.parent.absolute()),
             cache_dir=str(config.cache_path.absolute()),
         ),
         gateway=replace(config.gateway, port=port),
         executor=replace(
-            config.executor, executor=config.executor.executor or _address(sockets, config.scheduler.replica)
+            config.executor, executor=config.executor.executor or _address(place, config.scheduler.replica)
         ),
         # The lines get a prefix and go to whoever started us: text, unless JSON was asked for.
         telemetry=replace(config.telemetry, log_format="text" if log_format == "auto" else log_format),
     )
 
 
-def _address(sockets: Path, replica: str) -> str:
-    return f"unix:{sockets}/executor-{replica}.sock"
+def _address(place: Path, replica: str) -> str:
+    return f"unix:{place}/executor-{replica}.sock"
 
 
-def replica_flags(config: Config, number: int, sockets: Path) -> list[str]:
+def replica_flags(config: Config, number: int, place: Path) -> list[str]:
     """What the scheduler and the executor of one of several replicas have of their own: an equal share."""
     share = config.executor.gpu_memory_utilization / config.stack.replicas
     return [
-        *("--replica", str(number), "--executor", _address(sockets, str(number))),
+        *("--replica", str(number), "--executor", _address(place, str(number))),
         *("--threads", str(banner.threads(config)), "--gpu-memory-utilization", f"{share:.4f}"),
     ]
 
@@ -118,7 +118,7 @@ class Up:
         environ["PYTHONUNBUFFERED"] = "1"
         colour = sys.stderr.isatty() and "NO_COLOR" not in environ
         self._children: dict[str, Child] = {}
-        self._socket = stack.socket_folder(config.state_path) / "valkey.sock"
+        self._socket = sockets.folder(config.state_path) / "valkey.sock"
         if config.stack.redis == stack.redis_url(self._socket):
             # It gets the time to write its log, and holds the stack's lock while it does.
             self._children["valkey"] = Child(

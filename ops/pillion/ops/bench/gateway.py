@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pillion.config import Config, ConfigError, load
-from pillion.ops import health, stack, valkey
+from pillion.ops import health, sockets, stack, valkey
 from pillion.ops.bench.cases import Failed, summary
 from pillion.ops.bench.client import session
 from pillion.ops.bench.report import found, shown
@@ -92,7 +92,7 @@ async def running(model: str, seed: int) -> AsyncIterator[Costless]:
         settings = stack.write_settings(config)
         here, there = map(held.enter_context, socket.socketpair())
         here.settimeout(_ECHO_SECONDS)
-        redis = stack.socket_folder(config.state_path) / "valkey.sock"
+        redis = sockets.folder(config.state_path) / "valkey.sock"
         costless = [sys.executable, "-m", "pillion.ops.bench.costless", "--config", str(settings)]
         # Ended in the opposite order: who lets work in goes first.
         commands = {

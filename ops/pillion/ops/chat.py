@@ -32,15 +32,8 @@ class Chat:
         cls, config: Config, url: str | None, model: str | None, system: str | None, sampling: dict[str, Any]
     ) -> "Chat":
         """With the server at `url`, else with the stack of this name. Raises StackError where none runs."""
-        keys, certificate = config.gateway.api_key, None
-        if url is None:
-            here = stack.running(config)
-            if here is None:
-                raise stack.StackError(stack.absent(config))
-            url, keys = stack.url(here), keys or here.gateway.api_key
-            certificate = here.gateway.ssl_certfile
-        base = url.rstrip("/").removesuffix("/v1")
-        return cls(base, keys[0] if keys else None, model, sampling, system, certificate)
+        server = stack.address(config, url)
+        return cls(server.url, server.key, model, sampling, system, server.certificate)
 
     def run(self, message: str | None) -> int:
         """One answer to `message`, or a conversation on the terminal. Returns the exit code."""

@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -28,6 +29,15 @@ _GLANCE_SECONDS = 0.2  # `held` takes the lock for a moment, to look
 
 class StackError(Exception):
     """The stack cannot run here. One line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is, and what it lets in."""
+
+    url: str
+    key: str | None
+    certificate: str | None  # of a stack on this machine
 
 
 def private_folder(path: Path) -> Path:
@@ -198,6 +208,17 @@ def running(config: Config) -> Config | None:
         return load(environ={}, file=settings_file(config.state_path)).config
     except ConfigError:
         return None
+
+
+def address(config: Config, given: str | None = None) -> Address:
+    """Of the server at a URL, else of the stack of this name. Raises StackError where that does not run."""
+    keys, certificate = config.gateway.api_key, None
+    if given is None:
+        here = running(config)
+        if here is None:
+            raise StackError(absent(config))
+        given, keys, certificate = url(here), keys or here.gateway.api_key, here.gateway.ssl_certfile
+    return Address(given.rstrip("/").removesuffix("/v1"), keys[0] if keys else None, certificate)
 
 
 def all_running(config: Config) -> Iterator[tuple[int, Config]]:

@@ -157,9 +157,6 @@ class Source:
         if not (yield from self.one_of(literal)):
             raise NoCall
 
-    def at_end(self) -> Steps[bool]:
-        return self._at == len(self._text) and not (yield from self.more())
-
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
         """Reads as much as `pattern`, of one kind of characters, matches."""
         start = self._at

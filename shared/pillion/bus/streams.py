@@ -98,7 +98,6 @@ class Group:
         self.key = key
         self.group = group
         self.consumer = consumer
-        self.remade = 0  # how often the group had to be made after the first time
         self.last = "0-0"  # id of the newest entry seen
         self._made = False
         self._unsure = False  # whether an answer was lost, and entries with it
@@ -112,7 +111,6 @@ class Group:
                 raise
         else:
             if self._made:
-                self.remade += 1
                 self.last, self._unsure = "0-0", False
                 log.error(
                     "%s: the group %s was lost and is made again; Redis lost data", self.key, self.group

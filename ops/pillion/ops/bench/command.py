@@ -28,16 +28,14 @@ def load(
         from pillion.ops.bench.server import NoServer
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed; pip install 'pillion[bench]'", 1)
-    keys = config.gateway.api_key
-    if not urls:
-        here = stack.running(config)
-        if here is None:
-            fail(stack.absent(config), 1)
-        urls, keys = (stack.url(here),), keys or here.gateway.api_key
+    try:
+        server = stack.address(config, urls[0] if urls else None)
+    except stack.StackError as error:
+        fail(str(error), 1)
+    urls = urls or (server.url,)
     if len(metrics) > len(urls):
         fail("give one --metrics for each --url, in the same order", 2)
-    key = keys[0] if keys else None
-    options = Options(urls, cases or tuple(CASES), seed, repeats, model, key, metrics, threads)
+    options = Options(urls, cases or tuple(CASES), seed, repeats, model, server.key, metrics, threads)
     try:
         run(config, options, Path(output) if output else None)
     except (NoServer, Failed, NoCeilings) as error:

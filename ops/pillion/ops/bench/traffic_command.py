@@ -73,13 +73,11 @@ def common(function: F) -> F:
 
 def address(config: Config, url: str | None) -> tuple[str, str | None]:
     """The URL and key: those given, else of the stack that runs here. Ends the process without one."""
-    keys = config.gateway.api_key
-    if url is None:
-        here = stack.running(config)
-        if here is None:
-            fail(stack.absent(config), 1)
-        url, keys = stack.url(here), keys or here.gateway.api_key
-    return url, keys[0] if keys else None
+    try:
+        server = stack.address(config, url)
+    except stack.StackError as error:
+        fail(str(error), 1)
+    return server.url, server.key
 
 
 @click.command("traffic", cls=Command)

@@ -19,16 +19,9 @@ Json = dict[str, Any]
 
 def run(config: Config, request: str, url: str | None, as_json: bool) -> None:
     """Raises StackError, Unreachable, Refused."""
-    keys, certificate = config.gateway.api_key, None
-    if url is None:
-        here = stack.running(config)
-        if here is None:
-            raise stack.StackError(stack.absent(config))
-        url, keys = stack.url(here), keys or here.gateway.api_key
-        certificate = here.gateway.ssl_certfile
-    base = url.rstrip("/").removesuffix("/v1")
-    path = f"{base}/v1/requests/{quote(request, safe='')}/explain"
-    status, told = web.get(path, keys[0] if keys else None, PATIENCE, certificate)
+    server = stack.address(config, url)
+    path = f"{server.url}/v1/requests/{quote(request, safe='')}/explain"
+    status, told = web.get(path, server.key, PATIENCE, server.certificate)
     if status != 200:
         raise web.Refused(web.error_message(told))
     for line in [json.dumps(told)] if as_json else lines(told):

@@ -165,28 +165,27 @@ def test_a_full_part_is_followed_by_one_that_begins_with_what_is_held(record, to
     monkeypatch.setattr("pillion.scheduler.recording.WRITE_EVERY", 0.01)
     monkeypatch.setattr("pillion.scheduler.recording.PARTS", 250)
     drive, recorder = record(limit=250 * 200)
-    running = []
     for part in range(4):
         drive.submit(toy.request(f"r{part}", toy.prompt(64, part % 2), max_tokens=40, ignore_eos=True))
-        drive.finish_step()
-        until(lambda: recorder._full)
-        drive.finish_step()  # behind which the next part begins
-        running.append(drive.core.snapshot().running)
-        until(lambda part=part: recorder._header.part == part + 1)
+        while recorder._header.part <= part:  # what is written makes it full, what comes then begins the next
+            drive.finish_step()
+            until(lambda: not recorder._waiting)
+    recorder._limit = 1 << 30  # the rest goes into the last part
     drive.run()
     recorder.close()
     parts = parts_of(tmp_path / "r")
-    assert [known.part for known, _, _ in parts] == [0, 1, 2, 3, 4] and min(running) > 0
-    assert [known.core is None for known, _, _ in parts] == [True] + [False] * 4
+    more = len(parts) - 1
+    assert [known.part for known, _, _ in parts] == list(range(more + 1)) and more >= 4
+    assert parts[0][0].core is None and all(known.core.sequences for known, _, _ in parts[1:])
     assert {known.life for known, _, _ in parts} == {1e9}
-    assert [why for _, _, why in parts] == [recorded.GOES_ON] * 4 + ["the scheduler ended"]
+    assert [why for _, _, why in parts] == [recorded.GOES_ON] * more + ["the scheduler ended"]
     # Together they have it all, and each replays from where it begins to where the next does.
     whole = [(entry.kind, entry.now) for _, entries, _ in parts for entry in entries]
     assert whole == [(type(event).__name__, now) for event, now in drive.events]
     done = CliRunner().invoke(main, ["replay", str(tmp_path / "r"), "--json"])
     assert done.exit_code == 0, done.output
     told = [json.loads(line) for line in done.output.splitlines()]
-    assert [one["seam"] for one in told] == [None] + [True] * 4
+    assert [one["seam"] for one in told] == [None] + [True] * more
     assert sum(one["entries"] for one in told) == len(drive.events)
     # Nothing that anybody wrote is in what a part begins with.
     for known, _, _ in parts[1:]:
@@ -207,16 +206,15 @@ def test_the_disk_that_it_takes_is_bounded(record, toy, tmp_path, monkeypatch):
     monkeypatch.setattr("pillion.scheduler.recording.WRITE_EVERY", 0.01)
     monkeypatch.setattr("pillion.scheduler.recording.PARTS", 80)
     drive, recorder = record(limit=16_000)
-    for part in range(12):
-        drive.submit(toy.request(f"{part}", toy.prompt(64, part), max_tokens=30))
+    for number in range(1000):
+        if recorder._header.part >= 12:
+            break
+        drive.submit(toy.request(f"{number}", toy.prompt(64, number), max_tokens=30))
         drive.run()
-        until(lambda: recorder._full)
-        drive.submit(toy.request(f"{part} last", toy.prompt(5), max_tokens=1))
-        drive.run()
-        until(lambda part=part: recorder._header.part == part + 1)
+        until(lambda: not recorder._waiting)
     recorder.close()
     parts = parts_of(tmp_path / "r")
-    assert parts[0][0].part > 0 and parts[-1][0].part == 12  # the oldest went
+    assert parts[0][0].part > 0 and parts[-1][0].part >= 12  # the oldest went
     assert sum(path.stat().st_size for path in (tmp_path / "r").iterdir()) < 2 * 16_000
 
 

@@ -336,6 +336,12 @@ class TestRefusal:
         arrive(core, request("a"))
         assert forwarded(arrive(core, request("b", model="other"))) == [("b", "1")]
 
+    def test_is_none_of_who_was_forwarded_at_once_while_too_many_wait(self):
+        core = policy(beat(uncomputed=100), beat("1", facts=facts(model="other")), max_waiting=1)
+        arrive(core, request("a", resumed=True), request("b", resumed=True))  # these are never put out
+        assert forwarded(arrive(core, request("c", model="other"))) == [("c", "1")]
+        assert [waiting.request.id for waiting in core.line] == ["a", "b"]
+
     def test_of_the_late(self):
         core = policy()
         assert arrive(core, request("a", deadline=NOW + 5), request("b", deadline=NOW + 9)) == []

@@ -11,29 +11,31 @@ from tests.admission.conftest import make_facts, make_request
 
 
 def server(**changes: float) -> Server:
-    values = {"rate": 100.0, "load": 0, "seats": 0, "held": 0, "turnover": 0.0, "idle_rate": 200.0}
+    values = {"rate": 100.0, "load": 0, "seats": 0, "held": 0, "step_seconds": 0.0, "idle_rate": 200.0}
     return Server(**values | changes)  # type: ignore[arg-type]
 
 
 class TestForecast:
     def test_is_what_goes_before_and_the_own_prompt_over_the_rate(self):
-        seen = forecast(Ahead(150, 3), 50, [server(load=50)])
+        seen = forecast(Ahead(150, 3), 50, [server(load=50)], 10.0)
         assert seen == Forecast(wait=2.0, own=0.5, alone=0.25)
         assert seen.ttft == 2.5
 
     def test_replicas_share_what_waits_but_not_one_prompt(self):
-        assert forecast(Ahead(100), 100, [server(load=100), server(rate=300.0)]) == Forecast(0.5, 1 / 3, 0.5)
+        assert forecast(Ahead(100), 100, [server(load=100), server(rate=300.0)], 10.0) == Forecast(
+            0.5, 1 / 3, 0.5
+        )
 
     def test_nothing_is_known_without_a_rate(self):
-        assert forecast(Ahead(), 50, []) is None
-        assert forecast(Ahead(), 50, [server(rate=0.0)]) is None
+        assert forecast(Ahead(), 50, [], 10.0) is None
+        assert forecast(Ahead(), 50, [server(rate=0.0)], 10.0) is None
 
     def test_a_seat_is_waited_for_where_all_are_taken(self):
-        full = server(seats=10, held=12, turnover=5.0)
+        full = server(seats=10, held=12, step_seconds=0.5)
         # 12 have or want one, 2 go before, and it needs one: 5 must leave, at two a second.
-        assert forecast(Ahead(10, 2), 50, [full]) == Forecast(2.5, 0.5, 0.25)
-        assert forecast(Ahead(10, 2), 50, [full, server(seats=10, turnover=5.0)]).wait == 10 / 200
-        assert forecast(Ahead(10, 2), 50, [server(seats=10, held=12)]).wait == 0.1  # nothing to tell by
+        assert forecast(Ahead(10, 2), 50, [full], 10.0) == Forecast(2.5, 0.5, 0.25)
+        assert forecast(Ahead(10, 2), 50, [full, server(seats=10, step_seconds=0.5)], 10.0).wait == 10 / 200
+        assert forecast(Ahead(10, 2), 50, [server(seats=10, held=12)], 10.0).wait == 0.1  # nothing to tell by
 
 
 class TestExcess:
@@ -77,7 +79,7 @@ class TestPrefixes:
         known, facts = Prefixes(), make_facts()
 
         def held(prompt, replica, **fields):
-            return len(prompt) - known.look(make_request(prompt, **fields))(facts, replica)
+            return len(prompt) - known.look(make_request(prompt, **fields), facts.block_size).at(replica)
 
         prompt = tuple(range(100))
         known.note(make_request(prompt), facts, "0")
@@ -93,22 +95,22 @@ class TestPrefixes:
     def test_choices_share_their_prompt(self):
         known, facts = Prefixes(), make_facts()
         one = make_request(tuple(range(100)), n=3)
-        assert known.look(one)(facts, "0") == 100 + 2 * 4
+        assert known.look(one, facts.block_size).at("0") == 100 + 2 * 4
         known.note(one, facts, "0")
-        assert known.look(one)(facts, "0") == 3 * 4
+        assert known.look(one, facts.block_size).at("0") == 3 * 4
 
     def test_replicas_with_blocks_of_other_sizes_hold_other_prefixes(self):
         known, facts, small = Prefixes(), make_facts(), make_facts(block_size=4)
         one = make_request(tuple(range(23)))
         known.note(one, facts, "0")
         known.note(one, small, "1")
-        look = known.look(one)
-        assert [look(facts, "0"), look(small, "1")] == [23 - 16, 23 - 20]
+        sizes = {"0": facts.block_size, "1": small.block_size}
+        assert [known.look(one, size).at(name) for name, size in sizes.items()] == [23 - 16, 23 - 20]
 
     def test_a_later_replica_is_the_one_that_is_known(self):
         known, facts = Prefixes(), make_facts()
         one = make_request(tuple(range(64)))
         for replica in "01":
             known.note(one, facts, replica)
-        look = known.look(one)
-        assert [look(facts, "0"), look(facts, "1")] == [64, 1]
+        look = known.look(one, facts.block_size)
+        assert [look.at("0"), look.at("1")] == [64, 1]

@@ -5,6 +5,7 @@ from typing import Any
 from pillion.admission.policy import (
     QUIET,
     Arrived,
+    Drop,
     Forward,
     Generation,
     Gone,
@@ -12,8 +13,9 @@ from pillion.admission.policy import (
     Policy,
     Restored,
     Returned,
+    Woken,
 )
-from pillion.admission.route import FRESH
+from pillion.admission.route import FRESH, Replica
 from pillion.admission.takeover import LOOK, Vigil
 from tests.admission.conftest import make_beat, make_facts, make_request
 
@@ -87,6 +89,47 @@ class TestALoss:
         core.handle(Returned(forward.waiting, "0"), NOW)
         assert core.replicas["0"].load == 0
         assert [waiting.request.id for waiting in core.line] == [request.id]
+
+    def test_under_a_hand_over_leaves_the_later_entry_where_there_is_one(self):
+        core = policy(make_beat("0", credit=20))
+        request = make_request()
+        (forward,) = core.handle(Arrived(request, "1-1"), NOW)
+        core.handle(Generation("", quiet=True), NOW)
+        assert core.handle(Arrived(request, "1-2"), NOW) == []  # submitted again while it is handed over
+        assert core.handle(Returned(forward.waiting, "0"), NOW) == [Drop("1-1")]
+        assert [waiting.entry for waiting in core.line] == ["1-2"]
+        assert forwarded(core.handle(Woken(), NOW + QUIET)) == [(request.id, "0")]
+
+
+class TestAFullFleet:
+    def test_asks_who_has_told_news_and_no_other(self, monkeypatch):
+        core = policy(*(make_beat(str(name), uncomputed=5, credit=5) for name in range(50)))
+        asked = []
+        own = Replica.has_room
+
+        def has_room(replica, tokens, seconds):
+            asked.append(replica.beat.replica)
+            return own(replica, tokens, seconds)
+
+        monkeypatch.setattr(Replica, "has_room", has_room)
+        request = make_request()
+        core.handle(Arrived(request, "1-1"), NOW)
+        assert len(asked) == 50
+        asked.clear()
+        for name in ("7", "8"):
+            assert core.handle(Heard(make_beat(name, uncomputed=5, credit=5)), NOW) == []
+        assert asked == ["7", "8"]
+        # What else may make room is looked for everywhere: others' silence, ends, a word of the bus.
+        asked.clear()
+        core.handle(Woken(), NOW)
+        assert len(asked) == 50
+        asked.clear()
+        for name in range(49):
+            core.handle(Heard(make_beat(str(name), uncomputed=5, credit=5)), NOW + FRESH)
+        asked.clear()
+        core.handle(Heard(make_beat("0", uncomputed=5, credit=5)), NOW + FRESH + 0.1)
+        assert len(asked) == 49
+        assert forwarded(core.handle(Heard(make_beat("3")), NOW + FRESH + 0.2)) == [(request.id, "3")]
 
 
 class TestWhatComesAgain:

@@ -175,6 +175,8 @@ class Policy:
         self._correction = Correction()
         self._generation: str = ""
         self._quiet_until = 0.0
+        # The replicas that were ready when nobody found room, while only heartbeats have come since.
+        self._tried: set[str] | None = None
 
     def handle(self, event: Event, now: float) -> list[Action]:
         actions = self._handle(event, now)
@@ -190,6 +192,8 @@ class Policy:
         return aside
 
     def _handle(self, event: Event, now: float) -> list[Action]:
+        if not isinstance(event, Heard):
+            self._tried = None
         match event:
             case Arrived():
                 return self._arrived(event, now)
@@ -204,6 +208,8 @@ class Policy:
                 return self._reported(event, now)
             case Returned(waiting, replica):
                 self.replicas.sent(waiting.entry, replica, None)
+                if self.line.get(waiting.request.id) is not None:
+                    return [Drop(waiting.entry)]  # submitted again meanwhile
                 self.line.add(waiting)
                 return []
             case Restored(entries):
@@ -255,7 +261,8 @@ class Policy:
                 return [*actions, refusal]
         self.line.add(waiting)
         actions += self._place(now)
-        if len(self.line) > self.max_waiting and not request.resumed:
+        stays = self.line.get(request.id) is waiting
+        if stays and len(self.line) > self.max_waiting and not request.resumed:
             # A tenant with few in line is not kept out by one with many; what ran before is not put out.
             victim = self.line.latest_of_most(request.tenant) or waiting
             if victim.request.resumed:
@@ -274,7 +281,8 @@ class Policy:
         if short is not None:
             told = limits.over_limit(request, short, self.tenants.rates(request.tenant, now))
             return Refuse(waiting, told, told.code or "")
-        seen = forecast(self.line.ahead(waiting), _first_suffix(waiting), self.replicas.servers(request, now))
+        servers = self.replicas.servers(request, now)
+        seen = forecast(self.line.ahead(waiting), _first_suffix(waiting), servers, self.replicas.output)
         refusal = None if again or seen is None else self._too_late(waiting, seen, now)
         if refusal is None:
             gone = max(now - request.arrival, 0.0)
@@ -325,9 +333,10 @@ class Policy:
 
     def _heard(self, event: Heard, now: float) -> list[Action]:
         self.replicas.forget(now)
-        self.tenants.expire(now)
+        if self.tenants.expire(now):
+            self._tried = None  # shares changed, and with them the order
         if not self.replicas.hear(event.beat, now, event.live):
-            return self._place(now)
+            return self._place(now, event.beat.replica)
         # New facts: what waited for them may be refused now.
         return self._refuse_all(lambda waiting: self._refusal(waiting, now)) + self._place(now)
 
@@ -359,25 +368,33 @@ class Policy:
             return Refuse(waiting, limits.unknown_model(request, self.replicas.models()), "model_not_found")
         return None
 
-    def _place(self, now: float) -> list[Action]:
+    def _place(self, now: float, heard: str | None = None) -> list[Action]:
+        """`heard`: who alone has told news, so that nobody has room elsewhere who had none before."""
+        tried, self._tried = self._tried, None
         if not len(self.line) or now < self._quiet_until:
             return []
         self._quiet_until = 0.0
         free = self.replicas.ready(now)
+        only = {heard} if heard is not None and tried == free else None
+        ready, settled = set(free), True
         forwards: list[Action] = []
         for waiting in self.line:
             if not free:
                 break
             if not self.replicas.settled(waiting.request.model, self._generation):
+                settled = False
                 continue
             able = self.replicas.able(waiting.request, free)
-            replica = self.replicas.best(waiting, able)
+            replica = self.replicas.best(waiting, able if only is None else able & only)
             if replica is None:
                 free -= able  # they are kept for this one
                 continue
             self.replicas.sending(self.line.remove(waiting.request.id), replica)
             self.tenants.go(waiting.request.id)
             forwards.append(Forward(waiting, replica))
+            only = None  # what was kept for this one may be for those behind it
+        if settled and not forwards:  # who was served counts for other shares, and the line's order
+            self._tried = ready
         return forwards
 
 

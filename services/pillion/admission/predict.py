@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
+from typing import NamedTuple
 
 from pillion.admission.line import Ahead
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(NamedTuple):
     """A replica that could run it."""
 
     rate: float  # prompt tokens/s beside the decodes that run; 0: not known
     load: int  # prompt tokens that it has not computed
     seats: int  # sequences that keep their pace; 0: not known
     held: int  # sequences that it has, running or not
-    turnover: float  # seconds that a sequence keeps its seat
+    step_seconds: float  # a token of a sequence takes one
     idle_rate: float  # prompt tokens/s with nothing running
 
 
@@ -42,19 +42,30 @@ class Forecast:
         return max(0.0, correction * self.ttft - max(target, 2 * self.alone))
 
 
-def forecast(ahead: Ahead, suffix: int, servers: Sequence[Server]) -> Forecast | None:
-    """`suffix`: tokens of its own prompt to compute before its first token. None: no rate is known."""
-    rate = sum(server.rate for server in servers)
-    if not servers or rate <= 0:
+def forecast(ahead: Ahead, suffix: int, servers: Sequence[Server], output: float) -> Forecast | None:
+    """`suffix`: tokens of its own prompt to compute before its first token; `output`: mean tokens of a
+    sequence, for which it keeps its seat. None: no rate is known.
+    """
+    total = fastest = alone = leaving = 0.0
+    loads = missing = 0
+    seated = True
+    for rate, load, seats, held, step_seconds, idle_rate in servers:
+        total += rate
+        loads += load
+        fastest = rate if rate > fastest else fastest
+        idle = idle_rate or rate
+        alone = idle if idle > alone else alone
+        seated = seated and seats > 0
+        missing += held - seats
+        if step_seconds > 0:
+            leaving += seats / step_seconds
+    if total <= 0:
         return None
-    wait = (sum(server.load for server in servers) + ahead.tokens) / rate
-    if all(server.seats for server in servers):
-        missing = sum(server.held - server.seats for server in servers) + ahead.sequences + 1
-        leave = sum(server.seats / server.turnover for server in servers if server.turnover > 0)
-        if missing > 0 and leave > 0:
-            wait = max(wait, missing / leave)
-    alone = max(server.idle_rate or server.rate for server in servers)
-    return Forecast(wait, suffix / max(server.rate for server in servers), suffix / alone)
+    wait = (loads + ahead.tokens) / total
+    missing += ahead.sequences + 1
+    if seated and missing > 0 and leaving > 0 and output > 0:
+        wait = max(wait, missing * output / leaving)
+    return Forecast(wait, suffix / fastest, suffix / alone)
 
 
 class Correction:

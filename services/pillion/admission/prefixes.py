@@ -1,11 +1,22 @@
 """Which replica computed which blocks last, as far as admission sent them there. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pillion.contracts.entries import Facts, Request
 
 _REMEMBERED = 1 << 15  # blocks
+
+
+class Suffixes(NamedTuple):
+    """How many prompt tokens have to be computed, over all choices, which share blocks."""
+
+    whole: int  # where none is held
+    held: dict[str, int]  # by replica, of the few that hold any
+
+    def at(self, replica: str) -> int:
+        return self.whole - self.held.get(replica, 0)
 
 
 class Prefixes:
@@ -27,23 +38,16 @@ class Prefixes:
         for block in [block for block, name in self._replica.items() if name == replica]:
             del self._replica[block]
 
-    def look(self, request: Request) -> Callable[[Facts, str], int]:
-        """How many prompt tokens the replica with these facts and this name has to compute, over all choices,
-        which share blocks. Prompts are looked up once, however many replicas are asked for.
-        """
-        found: dict[int, list[tuple[str | None, int]]] = {}  # by block size, for each prompt
-
-        def suffix(facts: Facts, replica: str) -> int:
-            size, total = facts.block_size, 0
-            if size not in found:
-                found[size] = [self._held(request.cache_salt, prompt, size) for prompt in request.prompts]
-            for prompt, (holder, held) in zip(request.prompts, found[size], strict=True):
-                length = len(prompt)
-                total += length - held if holder == replica else length
-                total += (request.n - 1) * (length - (length - 1) // size * size)
-            return total
-
-        return suffix
+    def look(self, request: Request, size: int) -> Suffixes:
+        """With blocks of so many tokens. Prompts are looked up once, however many replicas are asked for."""
+        whole, held = 0, dict[str, int]()
+        for prompt in request.prompts:
+            holder, tokens = self._held(request.cache_salt, prompt, size)
+            if holder is not None:
+                held[holder] = held.get(holder, 0) + tokens
+            length = len(prompt)
+            whole += length + (request.n - 1) * (length - (length - 1) // size * size)
+        return Suffixes(whole, held)
 
     def _held(self, salt: str, prompt: tuple[int, ...], size: int) -> tuple[str | None, int]:
         """Who is likely to hold its first block, and so many of its leading tokens; the last is always

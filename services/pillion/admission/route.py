@@ -1,20 +1,22 @@
 """Which replica runs a request: what each holds, and when it would be done."""
 
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
+from typing import NamedTuple
 
 from pillion.admission.limits import longest, need
-from pillion.admission.line import EntryId, Waiting, entry_id, prompt_tokens
+from pillion.admission.line import EntryId, Waiting, entry_id
 from pillion.admission.predict import Server
-from pillion.admission.prefixes import Prefixes
+from pillion.admission.prefixes import Prefixes, Suffixes
 from pillion.contracts.entries import Facts, Heartbeat, Request
 
 FRESH = 3.0  # seconds; a replica speaks at least every second
 FORGET = 600.0  # seconds after which a silent replica's model is no longer known
 LEAST_CREDIT = 0.25  # seconds of prefill that keep a replica busy from heartbeat to heartbeat
 _REMEMBERED = 4096  # requests whose last replica is known
+_UNHEARD = Server(0.0, 0, 0, 0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -36,23 +38,30 @@ class Replica:
     seen: float  # as `heard`, or when it was found in Redis
     facts: Facts | None = None  # the last ones told: a replica without executor still has its model
     sent: dict[str, Sent] = field(default_factory=dict)  # by the entry that it came in
+    load: int = 0  # prompt tokens that it holds and has not computed
+    held: int = 0  # sequences that it has, running or not
+    server: Server = _UNHEARD  # as forecasts see it
+
+    def count(self, keep_pace: bool) -> None:
+        """These three anew: what it told, or what was sent, is other than before."""
+        beat, sent = self.beat, self.sent.values()
+        self.load = beat.uncomputed + sum([each.tokens for each in sent])
+        self.held = beat.running + beat.waiting + sum([each.sequences for each in sent])
+        seats = beat.seats if keep_pace else 0
+        self.server = Server(
+            beat.prefill_rate, self.load, seats, self.held, beat.step_seconds, beat.idle_rate
+        )
 
     @property
     def fingerprint(self) -> str:
         return self.facts.fingerprint if self.facts is not None else ""
 
     @property
-    def load(self) -> int:
-        """Prompt tokens that it holds and has not computed."""
-        return self.beat.uncomputed + sum(sent.tokens for sent in self.sent.values())
-
-    def ready(self, now: float) -> bool:
-        return self.beat.state == "ready" and self.facts is not None and now - self.heard <= FRESH
-
-    @property
-    def held(self) -> int:
-        """Sequences that it has, running or not."""
-        return self.beat.running + self.beat.waiting + sum(sent.sequences for sent in self.sent.values())
+    def kind(self) -> "Kind | None":
+        facts = self.facts
+        if facts is None:
+            return None
+        return Kind(facts.model, longest(facts), facts.fingerprint, facts.block_size)
 
     def has_room(self, tokens: int, seconds: float) -> bool:
         """By credit, of so many seconds at most; and one request always where it has nothing to compute."""
@@ -73,6 +82,15 @@ class Replica:
         # Those that run have on average half of their output before them.
         growth = output * (beat.running / 2 + beat.waiting) + sum(sent.output for sent in self.sent.values())
         return beat.kv_usage * positions + self.load + growth + waiting.suffix + waiting.output <= positions
+
+
+class Kind(NamedTuple):
+    """What decides whether a replica can run a request: those of one kind are alike, and looked at as one."""
+
+    model: str
+    longest: int  # tokens of a sequence
+    fingerprint: str
+    block_size: int
 
 
 class Recent:
@@ -106,6 +124,10 @@ class Replicas:
         self._keep_pace = slo_ttft is not None
         self._credit_seconds = inf if slo_ttft is None else max(slo_ttft / 4, LEAST_CREDIT)
         self._replicas: dict[str, Replica] = {}
+        self._kinds: dict[Kind, set[str]] = {}
+        self._seen: OrderedDict[str, None] = OrderedDict()  # by when, the longest ago first
+        self._able: OrderedDict[str, None] = OrderedDict()  # said that they are ready; the same
+        self._settled: dict[tuple[str, str], bool] = {}  # while nothing has changed that it depends on
         self._prefixes = Prefixes()
         self._ran_at = Recent()
 
@@ -130,17 +152,44 @@ class Replicas:
             source for source, sent in known.sent.items() if sent.entry is not None and sent.entry <= consumed
         ]:
             del known.sent[source]
+        news = beat.facts is not None and beat.facts != known.facts
+        if news or beat.generation != known.beat.generation or not known.heard:
+            self._settled.clear()
         known.beat, known.seen = beat, now
         if live:
             known.heard = now
-        news = beat.facts is not None and beat.facts != known.facts
+        known.count(self._keep_pace)
         if news:
-            known.facts = beat.facts
+            self._sort(known, beat.facts)
+        name = beat.replica
+        self._seen[name] = None
+        self._seen.move_to_end(name)
+        self._able.pop(name, None)
+        if live and beat.state == "ready" and known.facts is not None:
+            self._able[name] = None
         return news
+
+    def _sort(self, replica: Replica, facts: Facts | None) -> None:
+        """It has these facts from now on."""
+        name = replica.beat.replica
+        if (kind := replica.kind) is not None:
+            self._kinds[kind].discard(name)
+            if not self._kinds[kind]:
+                del self._kinds[kind]
+        replica.facts = facts
+        if (kind := replica.kind) is not None:
+            self._kinds.setdefault(kind, set()).add(name)
+
+    def _forget(self, name: str) -> None:
+        self._sort(self._replicas.pop(name), None)
+        self._settled.clear()
+        del self._seen[name]
+        self._able.pop(name, None)
 
     def gone(self, name: str) -> None:
         """What it held was taken back. A heartbeat makes it known again."""
-        self._replicas.pop(name, None)
+        if name in self._replicas:
+            self._forget(name)
         self._ran_at.forget(name)
         self._prefixes.forget(name)
 
@@ -160,20 +209,24 @@ class Replicas:
 
     def settled(self, model: str, generation: str) -> bool:
         """Whether all that was heard of, and may run the model, has told of this generation of the data."""
-        return all(
-            replica.beat.generation == generation
-            for replica in self._replicas.values()
-            if replica.heard and (replica.facts is None or replica.facts.model == model)
-        )
+        key = model, generation
+        if key not in self._settled:
+            self._settled[key] = all(
+                replica.beat.generation == generation
+                for replica in self._replicas.values()
+                if replica.heard and (replica.facts is None or replica.facts.model == model)
+            )
+        return self._settled[key]
 
     def forget(self, now: float) -> None:
-        for name in [name for name, replica in self._replicas.items() if now - replica.seen > FORGET]:
-            del self._replicas[name]
+        while self._seen and now - self._replicas[name := next(iter(self._seen))].seen > FORGET:
+            self._forget(name)
 
     def sending(self, waiting: Waiting, name: str) -> None:
         """Counts what is being handed over, at once."""
         replica = self._replicas[name]
         replica.sent[waiting.entry] = Sent(waiting.tokens, waiting.choices, waiting.output)
+        replica.count(self._keep_pace)
         self._ran_at.note(waiting.request.id, name)
         if replica.facts is not None:
             self._prefixes.note(waiting.request, replica.facts, name)
@@ -185,6 +238,7 @@ class Replicas:
             return
         if entry is None or entry_id(entry) <= entry_id(replica.beat.last_entry):
             del replica.sent[source]
+            replica.count(self._keep_pace)
         else:
             replica.sent[source].entry = entry_id(entry)
 
@@ -196,12 +250,16 @@ class Replicas:
         return bool(self._replicas) and all(replica.facts is not None for replica in self._replicas.values())
 
     def facts(self, model: str) -> list[Facts]:
-        """Of all replicas of the model, ready or not."""
-        known = (replica.facts for replica in self._replicas.values())
-        return [facts for facts in known if facts is not None and facts.model == model]
+        """Of the model's replicas, ready or not: one of each kind."""
+        some = (
+            self._replicas[next(iter(names))] for kind, names in self._kinds.items() if kind.model == model
+        )
+        return [replica.facts for replica in some if replica.facts is not None]
 
     def ready(self, now: float) -> set[str]:
-        return {name for name, replica in self._replicas.items() if replica.ready(now)}
+        """A set of the caller's own."""
+        silent = takewhile(lambda name: now - self._replicas[name].heard > FRESH, self._able)
+        return set(self._able).difference(silent)
 
     def rate(self, model: str, now: float) -> float:
         """Prompt tokens a second that the model's ready replicas compute."""
@@ -215,18 +273,15 @@ class Replicas:
         there. Else where the same bits are computed.
         """
         needed = need(request)
-        able = {
-            name
-            for name in among
-            if (facts := self._replicas[name].facts) is not None
-            and facts.model == request.model
-            and needed <= longest(facts)
-        }
+        able, same = set[str](), set[str]()
+        for kind, names in self._kinds.items():
+            if kind.model == request.model and needed <= kind.longest:
+                here = names & among
+                able |= here
+                if kind.fingerprint == request.fingerprint:
+                    same |= here
         before = self._ran_at.get(request.id)
-        if before in able:
-            return {before}
-        same = {name for name in able if self._replicas[name].fingerprint == request.fingerprint}
-        return same or able
+        return {before} if before in able else same or able
 
     def ran(self, request: str) -> bool:
         """Whether it went on before, as far as is remembered."""
@@ -234,23 +289,20 @@ class Replicas:
 
     def servers(self, request: Request, now: float) -> list[Server]:
         """The ready ones that could run it, as forecasts see them."""
-        able = (self._replicas[name] for name in sorted(self.able(request, self.ready(now))))
-        return [
-            Server(
-                rate=replica.beat.prefill_rate,
-                load=replica.load,
-                seats=replica.beat.seats if self._keep_pace else 0,
-                held=replica.held,
-                turnover=self.output * replica.beat.step_seconds,
-                idle_rate=replica.beat.idle_rate,
-            )
-            for replica in able
-        ]
+        return [self._replicas[name].server for name in sorted(self.able(request, self.ready(now)))]
 
     def suffix(self, request: Request, now: float) -> int | None:
         """The fewest prompt tokens that a ready replica would have to compute; None where there is none."""
-        suffix = self._suffix(request)
-        return min(map(suffix, self.able(request, self.ready(now))), default=None)
+        able = self.able(request, self.ready(now))
+        found: list[int] = []
+        for kind, names in self._kinds.items():
+            if kind.model == request.model and (here := names & able):
+                look = self._prefixes.look(request, kind.block_size)
+                holders = here & look.held.keys()
+                found += map(look.at, holders)
+                if len(holders) < len(here):
+                    found.append(look.whole)
+        return min(found, default=None)
 
     def best(self, waiting: Waiting, among: set[str]) -> str | None:
         """The one with room that would have computed the prompt first; None where none has room.
@@ -258,34 +310,25 @@ class Replicas:
         Blocks that were last computed there are counted as if they were cached. What has to be computed
         counts twice, since it also takes from those who come later: a prefix is worth a little waiting.
         """
-        open_ = sorted(name for name in among if self._has_room(waiting, name))
+        tokens, seconds, keep = waiting.tokens, self._credit_seconds, self._keep_pace
+        open_ = [
+            (name, replica)
+            for name in among
+            if (replica := self._replicas[name]).has_room(tokens, seconds)
+            and (not keep or replica.keeps_pace(waiting, self.output))
+        ]
         if len(open_) < 2:
-            return open_[0] if open_ else None
-
+            return open_[0][0] if open_ else None
         # A new one is taken to be as fast as the others until it has measured itself.
-        guess = max(self._replicas[name].beat.prefill_rate for name in open_) or 1.0
-
-        suffix = self._suffix(waiting.request)
-
-        def finish(name: str) -> float:
-            replica = self._replicas[name]
-            work = replica.load + 2 * suffix(name)
-            return work / (replica.beat.prefill_rate or guess)
-
-        return min(open_, key=finish)
-
-    def _has_room(self, waiting: Waiting, name: str) -> bool:
-        replica = self._replicas[name]
-        if not replica.has_room(waiting.tokens, self._credit_seconds):
-            return False
-        return not self._keep_pace or replica.keeps_pace(waiting, self.output)
-
-    def _suffix(self, request: Request) -> Callable[[str], int]:
-        """How many prompt tokens the replica of a name would have to compute."""
-        look = self._prefixes.look(request)
-
-        def suffix(name: str) -> int:
-            facts = self._replicas[name].facts
-            return prompt_tokens(request) if facts is None else look(facts, name)
-
-        return suffix
+        guess = max([replica.beat.prefill_rate for _, replica in open_]) or 1.0
+        looks: dict[int, Suffixes] = {}
+        first, chosen = inf, ""
+        for name, replica in open_:
+            assert replica.facts is not None
+            size = replica.facts.block_size
+            if size not in looks:
+                looks[size] = self._prefixes.look(waiting.request, size)
+            finish = (replica.load + 2 * looks[size].at(name)) / (replica.beat.prefill_rate or guess)
+            if finish < first or (finish == first and name < chosen):
+                first, chosen = finish, name
+        return chosen

@@ -258,6 +258,7 @@ def bench_load(config: str | None, **flags: Any) -> None:
     metavar="FILE",
     help="keep the raw result here, as JSON",
 )
+@click.option("--report", metavar="FILE", help="write a report here: FILE.html, .json and .csv")
 @config_options("bench kernels")
 def bench_kernels(config: str | None, **flags: Any) -> None:
     """Measure each operator of a backend against the least time that the machine allows.
@@ -266,7 +267,7 @@ def bench_kernels(config: str | None, **flags: Any) -> None:
     """
     from pillion.ops.bench import command
 
-    chosen = {name: flags.pop(name) for name in ("rows", "contexts", "seconds", "output")}
+    chosen = {name: flags.pop(name) for name in ("rows", "contexts", "seconds", "output", "report")}
     command.kernels(configure(flags, config), **chosen)
 
 

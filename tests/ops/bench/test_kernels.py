@@ -12,6 +12,7 @@ from pillion.kernels.operators import Timing
 from pillion.ops.bench import kernels
 from pillion.ops.bench.ceilings import Ceilings
 from pillion.ops.cli import main
+from pillion.ops.report import read
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,8 @@ def run(*arguments: str) -> Any:
 def test_a_backend_is_measured(tiny_model: Any, ceilings: list[int], tmp_path: Path) -> None:
     raw = tmp_path / "kernels.json"
     sizes = ("--rows", "1", "--rows", "4", "--context", "20", "--seconds", "0.001", "--threads", "1")
-    done = run("--model", str(tiny_model("smollm2")), "--backend", "torch", *sizes, "--output", str(raw))
+    files = ("--output", str(raw), "--report", str(tmp_path / "told"))
+    done = run("--model", str(tiny_model("smollm2")), "--backend", "torch", *sizes, *files)
     assert done.exit_code == 0, done.output
     result = json.loads(raw.read_bytes())
     assert (result["backend"], result["threads"], ceilings) == ("torch", 1, [1, 1])
@@ -46,6 +48,11 @@ def test_a_backend_is_measured(tiny_model: Any, ceilings: list[int], tmp_path: P
         assert one["floor"] == pytest.approx(max(one["flops"] / 2e12, one["bytes"] / 1e11))
     assert "attention, chunk at 20" in done.output and "ceilings with 1 thread" in done.output
     assert "backend torch (asked for)" in done.output
+    made = read(tmp_path / "told")
+    assert made.raw == result and made.provenance["backend"] == "torch"
+    ratios = [point for series in made.plots[0].series for point in series.points]  # type: ignore[union-attr]
+    assert ratios == [(one["rows"], one["ratio"]) for one in result["operators"]]
+    assert made.summary[1].values == [max(ratio for _, ratio in ratios)]
 
 
 def test_a_ratio_is_the_time_over_the_floor() -> None:

@@ -43,7 +43,12 @@ def load(
 
 
 def kernels(
-    config: Config, rows: tuple[int, ...], contexts: tuple[int, ...], seconds: float, output: str | None
+    config: Config,
+    rows: tuple[int, ...],
+    contexts: tuple[int, ...],
+    seconds: float,
+    output: str | None,
+    report: str | None,
 ) -> None:
     """Measures a backend's operators. Ends the process where it cannot."""
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # as the executor has it; read when torch is loaded
@@ -52,11 +57,12 @@ def kernels(
         from pillion.modelfiles import ModelFileError
         from pillion.ops.bench.ceilings import NoCeilings
         from pillion.ops.bench.kernels import run
+        from pillion.ops.report import NoReport
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed; pip install 'pillion[bench,executor]'", 1)
     try:
-        run(config, rows, contexts, seconds, Path(output) if output else None)
-    except (NoBackend, NoCeilings, ModelFileError) as error:
+        run(config, rows, contexts, seconds, Path(output) if output else None, report)
+    except (NoBackend, NoCeilings, ModelFileError, NoReport) as error:
         fail(str(error), 1)
 
 

@@ -4,32 +4,46 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
-from rich.table import Column, Table
 
 from pillion.config import Config
 from pillion.executor.models.registry import read_spec
 from pillion.kernels import operators
 from pillion.modelfiles import locate
 from pillion.ops.bench.ceilings import Ceilings, best, ceilings_of
-from pillion.ops.bench.report import ceilings_told, shown
+from pillion.ops.bench.report import ceilings_told
+from pillion.ops.report import Axis, Figure, Lines, Mark, Report, Series, Table, tell, write
+from pillion.ops.report.origin import origin
 
 
 def run(
-    config: Config, rows: Sequence[int], contexts: Sequence[int], seconds: float, output: Path | None
+    config: Config,
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    seconds: float,
+    output: Path | None,
+    page: str | None = None,
 ) -> None:
-    """Measures for about so many seconds each, shows a table, and keeps the raw result as JSON.
+    """Measures for about so many seconds each, shows a table, keeps the raw result as JSON and a report.
 
-    Raises NoBackend, NoCeilings, ModelFileError.
+    Raises NoBackend, NoCeilings, ModelFileError, NoReport.
     """
     result = measure(config, rows, contexts, seconds)
     if output:
         output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    told(result)
+    made = report(result)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 120
+    told = f"backend {result['backend']} ({result['reason']})"
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
+    tell(made, write(made, page) if page else (), console)
+    ceilings_told(console, result)
 
 
 def measure(config: Config, rows: Sequence[int], contexts: Sequence[int], seconds: float) -> dict[str, Any]:
@@ -76,21 +90,44 @@ def against(timing: operators.Timing, ceilings: Ceilings) -> dict[str, Any]:
     return asdict(timing) | {"floor": floor, "ratio": timing.seconds / floor}
 
 
-def told(result: dict[str, Any]) -> None:
-    console = Console()
-    table = Table(
-        "operator", *(Column(name, justify="right") for name in ("rows", "median, us", "floor, us", "ratio"))
+def report(result: dict[str, Any]) -> Report:
+    """Of the raw result."""
+    each = result["operators"]
+    names = list(dict.fromkeys(one["name"] for one in each))
+
+    def curves(value: str) -> list[Series]:
+        return [
+            Series(name, [(float(one["rows"]), one[value]) for one in each if one["name"] == name])
+            for name in names
+        ]
+
+    rows = Axis("rows", "", "log")
+    about = ("model", "backend", "build", "reason", "quantization", "kv_cache_dtype", "threads")
+    return Report(
+        title=f"Operators of {result['model']}, backend {result['backend']}",
+        provenance=origin(**{name: result[name] for name in about}),
+        summary=[
+            Figure("time over floor, median", [median([one["ratio"] for one in each])], "times", "lower"),
+            Figure("time over floor, worst", [max(one["ratio"] for one in each)], "times", "lower"),
+        ],
+        tables=[
+            Table(
+                "Operators",
+                ["", "rows", "median", "floor", "time / floor"],
+                [[one["name"], one["rows"], one["seconds"], one["floor"], one["ratio"]] for one in each],
+                ["", "", "s", "s", ""],
+            )
+        ],
+        plots=[
+            Lines(
+                "Time over its floor", rows, Axis("time / floor"), curves("ratio"), [Mark("y", 1.0, "floor")]
+            ),
+            Lines("Time", rows, Axis("time", "s", "log"), curves("seconds")),
+        ],
+        definitions={
+            "time": "Of one call; the median of many. Weights and KV come from memory, as they do in a step.",
+            "floor": "The least time in which the machine computes the operator's arithmetic or moves its "
+            "bytes, whichever is longer, by the ceilings measured just before and after.",
+        },
+        raw=msgspec.to_builtins(result),
     )
-    last = ""
-    for one in result["operators"]:
-        name = one["name"]
-        if name != last:
-            table.add_section()
-        microseconds = (shown(one[which] * 1e6) for which in ("seconds", "floor"))
-        table.add_row(name if name != last else "", str(one["rows"]), *microseconds, f"{one['ratio']:.2f}")
-        last = name
-    console.print(
-        f"backend {result['backend']} ({result['reason']})", markup=False, highlight=False, soft_wrap=True
-    )
-    console.print(table)
-    ceilings_told(console, result)

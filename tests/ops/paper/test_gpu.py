@@ -40,9 +40,9 @@ def test_each_part_of_a_steps_work_costs():
 
 def test_the_cost_model_is_exact():
     draw = random.Random(1)
-    for deployment in (SMALL, Deployment(LLAMA_13B, A100, tp=2)):
+    for deployment in (SMALL, Deployment(LLAMA_13B, A100, tp=2), Deployment(LLAMA_13B, A100, stages=2)):
         model = cost_model(deployment)
         for rows in (1, TILE, TILE + 1, 2 * TILE, *(draw.randrange(1, 8192) for _ in range(100))):
             decodes = draw.randrange(min(rows, 200))
             work = Work(rows, decodes, draw.randrange(10**6), 1, draw.uniform(0, 1e8), draw.randrange(201))
-            assert model.seconds(work) == pytest.approx(deployment.seconds(work), rel=1e-9)
+            assert model.seconds(work) == pytest.approx(deployment.latency(work), rel=1e-9)

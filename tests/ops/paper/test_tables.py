@@ -38,3 +38,12 @@ def test_the_page_in_the_docs_is_of_its_figures():
     assert all(table["title"] in page and table["differs"] in page for table in figures.values())
     gains = [float(row[7]) for row in figures["gains"]["rows"]]
     assert all(b < a for half in (gains[:3], gains[3:]) for a, b in pairwise(half))  # with length
+
+
+def test_the_page_says_of_capacities_what_they_are():
+    figures = json.loads((DOCS / "figures" / "paper.json").read_text())
+    rows = figures["capacities"]["rows"]
+    strict = [row for row in rows if row[2] == min(other[2] for other in rows if other[:2] == row[:2])]
+    assert len(strict) == 6 and all(min(row[8], row[10]) > 1.8 for row in strict)
+    one_stage = [row for row in rows if "8 x" not in row[0]]
+    assert len(one_stage) == 8 and all(row[6] > row[5] for row in one_stage)

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from pillion.ops.paper import bubbles, sarathi, serve
+from pillion.ops.paper.capacities import capacities
 from pillion.ops.paper.page import page
 from pillion.ops.paper.table import Table
 
@@ -23,7 +24,7 @@ TABLES: dict[str, Callable[[], Table]] = {
     "budget_example": sarathi.budget_example,
     "pipelines": bubbles.pipelines,
     "ablation": serve.ablation,
-    "capacities": serve.capacities,
+    "capacities": capacities,
 }
 
 

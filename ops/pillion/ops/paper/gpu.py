@@ -38,6 +38,7 @@ class Gpu:
 
 A6000 = Gpu("A6000", 154.8e12, 768e9, 48e9, 84, 56e9)
 A100 = Gpu("A100", 312e12, 2039e9, 80e9, 108, 300e9)
+A40 = Gpu("A40", 149.7e12, 696e9, 48e9, 84, 32e9)
 NETWORK = 12.5e9  # bytes/s between machines: 100 Gbit/s Ethernet
 
 
@@ -81,6 +82,8 @@ LLAMA_13B = Model("LLaMA-13B", 40, 5120, 40, 40, 128, 13_824, 32_000)
 LLAMA_33B = Model("LLaMA-33B", 60, 6656, 52, 52, 128, 17_920, 32_000)
 MISTRAL_7B = Model("Mistral-7B", 32, 4096, 32, 8, 128, 14_336, 32_000)
 YI_34B = Model("Yi-34B", 60, 7168, 56, 8, 128, 20_480, 64_000)
+LLAMA2_70B = Model("LLaMA2-70B", 80, 8192, 64, 8, 128, 28_672, 32_000)
+FALCON_180B = Model("Falcon-180B", 80, 14_848, 232, 8, 64, 59_392, 65_024, gated=False)
 GPT_3 = Model("GPT-3", 96, 12_288, 96, 96, 128, 49_152, 50_257, gated=False)
 
 
@@ -135,6 +138,10 @@ class Deployment:
             + STEP_SECONDS
         )
 
+    def latency(self, work: Work) -> float:
+        """Seconds of a step with its ways between the stages."""
+        return self.seconds(work) + (self.stages - 1) * self.send(work.rows)
+
     def send(self, rows: int) -> float:
         """Seconds from one stage to the next, over one link between their machines."""
         return rows * self.model.hidden * BYTES / NETWORK
@@ -142,12 +149,18 @@ class Deployment:
 
 @lru_cache
 def cost_model(deployment: Deployment) -> StepTime:
-    """What a perfect `pillion profile` would find: the same seconds as `deployment.seconds`."""
+    """What a perfect `pillion profile` would find: the same seconds as `deployment.latency`."""
     ends = range(TILE, KNOWN + 1, TILE)
     tiles = (1, *(size for end in ends[:-1] for size in (end, end + 1)), KNOWN, KNOWN + TILE)
     return StepTime(
         base=STEP_SECONDS,
-        rows=Curve(tiles, tuple(deployment.linear(n) + deployment.reduce(n) for n in tiles)),
+        rows=Curve(
+            tiles,
+            tuple(
+                deployment.linear(n) + deployment.reduce(n) + (deployment.stages - 1) * deployment.send(n)
+                for n in tiles
+            ),
+        ),
         sampled=Curve(tiles, tuple(deployment.linear(0, n) for n in tiles)),
         tile=TILE,
         pair=deployment.attention(0, 1),

@@ -32,9 +32,12 @@ def _constants() -> str:
         f"{one.name} {one.flops / 1e12:.4g} TFLOP/s, {one.read / 1e9:.0f} GB/s, {one.memory / 1e9:.0f} "
         f"GB, {one.sms} SMs,"
         f" {one.link / 1e9:.0f} GB/s to its neighbour"
-        for one in (gpu.A6000, gpu.A100)
+        for one in (gpu.A6000, gpu.A40, gpu.A100)
     )
-    models = (gpu.LLAMA_13B, gpu.LLAMA_33B, gpu.MISTRAL_7B, gpu.YI_34B, gpu.GPT_3)
+    models = (
+        *(gpu.LLAMA_13B, gpu.LLAMA_33B, gpu.MISTRAL_7B, gpu.YI_34B, gpu.LLAMA2_70B, gpu.FALCON_180B),
+        gpu.GPT_3,
+    )
     rows = (
         ("GPUs, dense 16-bit arithmetic", gpus, "NVIDIA's data sheets"),
         ("models", ", ".join(model.name for model in models), "their published configurations"),

@@ -182,6 +182,14 @@ async def test_tokens_of_many_streams_leave_turns_for_others_and_first_ones_go_f
         streams.close(inbox)
 
 
+async def test_what_came_before_its_turn_is_not_overlooked_when_patience_ends() -> None:
+    inbox = Inbox("r")
+    taker = asyncio.create_task(inbox.take(0.01))
+    await asyncio.sleep(0)
+    inbox.put(Tokens("r", 0, 0, (1,)), "0")
+    assert [item.position for item in await taker] == [0]
+
+
 async def test_an_inbox_that_was_emptied_before_its_turn_wakes_nobody() -> None:
     inbox = Inbox("r")
     inbox.put(Tokens("r", 0, 0, (1,)), "0")

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 from pillion.bus import Connection, Entry, Keys, Reader, Tail
 from pillion.bus.journal import read_items, read_record
@@ -53,16 +54,14 @@ class Inbox:
         """All items that came, after waiting for the first. [] when none came in time, or some were lost."""
         if not (self._items or self._refusal or self.lost):
             self._news.clear()
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._news.wait()
-            except TimeoutError:
-                return []
         if self._refusal is not None:
             return self._refusal
         items = list(self._items)
         self._items.clear()
-        self.begun = True
+        self.begun |= bool(items)
         return items
 
 

@@ -125,6 +125,7 @@ class Driver:
         at: int = 0,
         finish: str | None = "length",
         logprobs: Callable[[int], Any] | None = None,
+        prompt_logprobs: bytes | None = None,
         **last: Any,
     ) -> None:
         """Publishes `tokens`, from position `at` on, in portions of `size`."""
@@ -138,6 +139,7 @@ class Driver:
                 portion,
                 finish if end else None,
                 logprobs=tuple(map(logprobs, portion)) if logprobs else None,
+                prompt_logprobs=None if at + start else prompt_logprobs,
                 **(last if end else {}),
             )
             await self.publish(request.gateway, item)

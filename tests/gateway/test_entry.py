@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pillion.gateway.protocol import forms
-from pillion.gateway.protocol.entry import Envelope, Limits, cut, entry
+from pillion.gateway.protocol.entry import MOST_SCORED, Envelope, Limits, cut, entry
 from pillion.gateway.protocol.errors import ApiError
 from pillion.modelfiles import SamplingDefaults
 
@@ -111,3 +111,24 @@ def test_a_request_that_leaves_nothing_to_draw(
         entry(wanted, [[1]], LIMITS, SamplingDefaults(), ENVELOPE, words)
     assert (error.value.status, error.value.param, error.value.code) == (400, fields[0], "contradiction")
     assert error.value.message.startswith(" and ".join(fields) + " leave no token")
+
+
+def test_how_much_is_told_of_prompts_is_bounded() -> None:
+    def most(**asked: Any) -> int:
+        wanted = forms.completion({"prompt": [1], "max_tokens": 1} | asked)
+        limits = Limits(1 << 20, 100, 99)
+        prompt = [5] * (MOST_SCORED // 8)
+        for parts in range(1, 9):
+            try:
+                made = entry(wanted, [prompt] * parts, limits, SamplingDefaults(), ENVELOPE)
+            except ApiError as error:
+                refused.append(error.param)
+                return parts - 1
+            assert made.sampling.prompt_logprobs == wanted.output.scored
+        return parts
+
+    refused: list[str | None] = []
+    assert (most(), most(echo=True), most(logprobs=3)) == (8, 8, 8) and not refused
+    assert (most(prompt_logprobs=0), most(prompt_logprobs=1), most(prompt_logprobs=1, n=2)) == (8, 4, 2)
+    assert (most(echo=True, logprobs=1), most(echo=True, logprobs=7)) == (4, 1)
+    assert refused == ["prompt_logprobs", "prompt_logprobs", "logprobs", "logprobs"]

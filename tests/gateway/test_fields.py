@@ -82,6 +82,7 @@ ACTED: dict[str, tuple[list[Any], list[Any]]] = {
     "stream": ([True, False], NOT_BOOL),
     "stream_options": ([], [1, "x", [], True]),
     "top_logprobs": ([0], [*NOT_INT, -1, 21, 5]),
+    "prompt_logprobs": ([0, 1, 20], [*NOT_INT, -1, 21]),
     "echo": ([True, False], NOT_BOOL),
     "skip_special_tokens": ([True, False], NOT_BOOL),
     "return_token_ids": ([True, False], NOT_BOOL),
@@ -254,7 +255,7 @@ def test_what_changes_no_answer_has_its_type_all_the_same(form: Form) -> None:
             PARSE[form](MINIMAL[form] | {name: value})
         assert (refusal.value.message, refusal.value.code) == (message, "invalid_type")
     with pytest.raises(ApiError) as refusal:
-        PARSE[form](MINIMAL[form] | {"prompt_logprobs": 5})
+        PARSE[form](MINIMAL[form] | {"logprob_token_ids": [5]})
     assert refusal.value.code == "unsupported_parameter"
 
 
@@ -330,6 +331,31 @@ def test_what_spans_fields() -> None:
         with pytest.raises(ApiError) as refusal:
             forms.chat(chat | wrong)
         assert refusal.value.param == param
+
+
+def test_a_prompt_is_told_of_for_itself_or_where_it_is_echoed() -> None:
+    def scored(**asked: Any) -> tuple[int | None, int | None]:
+        output = forms.completion(MINIMAL[COMPLETION] | asked).output
+        return output.scored, output.prompt_logprobs
+
+    assert scored() == scored(echo=True) == scored(logprobs=2) == (None, None)
+    assert scored(echo=True, logprobs=2) == (2, None)
+    assert scored(prompt_logprobs=0) == (0, 0)
+    assert scored(prompt_logprobs=1, echo=True, logprobs=3) == (3, 1)
+    assert forms.chat(MINIMAL[CHAT] | {"prompt_logprobs": 4}).output.scored == 4
+    with pytest.raises(ApiError, match="needs stream to be false") as refusal:
+        forms.chat(MINIMAL[CHAT] | {"prompt_logprobs": 0, "stream": True})
+    assert refusal.value.param == "prompt_logprobs"
+
+
+def test_nothing_but_the_prompt_can_be_asked_for_where_that_is_echoed() -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        asked = forms.completion(MINIMAL[COMPLETION] | {name: 0, "echo": True})
+        assert asked.output.only_prompt and asked.max_tokens == 1, "no step can bring less"
+        with pytest.raises(ApiError, match="with echo it may be 0") as refusal:
+            forms.completion(MINIMAL[COMPLETION] | {name: 0})
+        assert refusal.value.param == name
+    assert not forms.completion(MINIMAL[COMPLETION] | {"max_tokens": 1, "echo": True}).output.only_prompt
 
 
 def test_what_is_said_of_tools_together() -> None:

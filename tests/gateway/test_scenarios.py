@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from pillion.contracts.entries import Rate, Refusal, TokenLogprob, Tokens
+from pillion.contracts.packed import pack
 from tests.gateway.reader import durations
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
@@ -265,16 +266,22 @@ async def test_s27_one_entry_per_token_also_of_several_at_once(start: Any) -> No
     request = await stack.driver.request()
     assert request.sampling.logprobs == 2
     tokens = stack.tokenizer.encode("🙂 is fine", add_special=False)
+    (prompt,) = request.prompts
+    assert request.sampling.prompt_logprobs == 2
+    told = [TokenLogprob(-0.5, 2, ((5, -0.25), (token, -0.5))) for token in prompt[1:]]
     await stack.driver.play(
-        request, tokens, size=3, logprobs=lambda token: TokenLogprob(-0.1, 1, ((token, -0.1), (5, -3.0)))
-    )
+        request, tokens, size=3, logprobs=lambda token: TokenLogprob(-0.1, 1, ((token, -0.1), (5, -3.0))),
+        prompt_logprobs=pack(told, 2),
+    )  # fmt: skip
     choice = (await answer)[1]["choices"][0]
     assert choice["text"] == "Say🙂 is fine"
     logprobs = choice["logprobs"]
-    assert {len(values) for values in logprobs.values()} == {len(tokens)} and len(tokens) > 3
+    count = len(prompt) + len(tokens)
+    assert {len(values) for values in logprobs.values()} == {count} and len(tokens) > 3
     for name, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         assert name.startswith("bytes:") or choice["text"].startswith(name, offset)
-    assert logprobs["text_offset"][0] == 3
+    assert logprobs["text_offset"][0] == 0 and logprobs["text_offset"][len(prompt)] == 3
+    assert logprobs["token_logprobs"][: len(prompt)] == [None] + [-0.5] * len(told)
 
 
 async def test_s28_s49_choices_end_on_their_own_and_leaving_ends_all(

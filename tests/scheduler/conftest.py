@@ -5,6 +5,7 @@ With `pp` stages in its facts plans run beside each other, each stage with a sha
 
 import dataclasses
 import random
+import struct
 import sys
 from collections import deque
 from dataclasses import dataclass, field
@@ -68,11 +69,21 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def request(
-    id: str, *prompts: tuple[int, ...], seed: int = 0, ignore_eos: bool = False, regex: str = "", **fields
+    id: str,
+    *prompts: tuple[int, ...],
+    seed: int = 0,
+    ignore_eos: bool = False,
+    regex: str = "",
+    prompt_logprobs: int | None = None,
+    **fields,
 ) -> Request:
     values = {"gateway": "g", "model": "toy", "arrival": 0.0, "max_tokens": 8}
-    constraint = Constraint("regex", regex) if regex else None
-    sampling = Sampling(seed=seed, ignore_eos=ignore_eos, constraint=constraint)
+    sampling = Sampling(
+        seed=seed,
+        ignore_eos=ignore_eos,
+        constraint=Constraint("regex", regex) if regex else None,
+        prompt_logprobs=prompt_logprobs,
+    )
     return Request(id=id, prompts=prompts, sampling=sampling, **(values | fields))
 
 
@@ -88,6 +99,16 @@ def draw(digest: int, request: Request, choice: int, position: int) -> int:
     """The toy's sampling: of all tokens so far, the seed, the choice and the position."""
     value = hash((digest, request.sampling.seed, choice, position))
     return END if not request.sampling.ignore_eos and value % 41 == 0 else value % END
+
+
+def told(prompt: tuple[int, ...], start: int = 0, end: int | None = None) -> bytes:
+    """The toy's log-probabilities: what rows start .. end - 1 of a prompt tell of the tokens behind them."""
+    digest, found = 0, b""
+    for position, token in enumerate(prompt[:-1]):
+        digest = chain(digest, token)
+        if start <= position < (len(prompt) if end is None else end):
+            found += struct.pack("<if", prompt[position + 1], digest % 1009)
+    return found
 
 
 def expected(request: Request, choice: int, max_model_len: int = 4096) -> tuple[tuple[int, ...], str]:
@@ -115,6 +136,7 @@ class Slot:
     prompt_length: int
     max_tokens: int
     table: list[int]
+    scores: bool  # nothing of its output is known yet
     ended: bool = False
 
 
@@ -126,6 +148,7 @@ class Executor:
         self.slots: dict[int, Slot] = {}
         self.cells: dict[tuple[int, int], object] = {}
         self.rows_run = 0
+        self.rows_scored = 0
         self.steps = 0  # of the last plan
         self.last_step = 0
         self.tainted_until = 0  # a step failed: plans that were sent before run on garbage
@@ -179,6 +202,7 @@ class Executor:
                 take.prompt_length,
                 take.max_tokens,
                 list(take.blocks),
+                len(take.tokens) == take.prompt_length,
             )
         granted = iter(plan.blocks)
         for slot, count in zip(plan.slots, plan.block_counts, strict=True):
@@ -223,8 +247,11 @@ class Executor:
                 self.cells[cell] = digest
             elif not self.tainted:
                 assert self.cells.get(cell) == digest, f"slot {number} reads wrong KV at {position}"
+        scores = slot.request.sampling.prompt_logprobs is not None and slot.scores
+        told_of = told(tuple(tokens[: slot.prompt_length]), start, start + count) if scores else b""
+        self.rows_scored += len(told_of) // 8
         if not sample:
-            return None
+            return RowResult(number, slot.incarnation, (), prompt_logprobs=told_of) if told_of else None
         position = len(tokens) - slot.prompt_length
         token = draw(digest, slot.request, slot.choice, position)
         tokens.append(token)
@@ -234,7 +261,7 @@ class Executor:
         elif position + 1 >= slot.max_tokens:
             finish = "length"
         slot.ended = finish is not None
-        return RowResult(number, slot.incarnation, (token,), finish)
+        return RowResult(number, slot.incarnation, (token,), finish, prompt_logprobs=told_of)
 
 
 @dataclass
@@ -274,11 +301,14 @@ class Drive:
         self.times: dict[tuple[str, int], list[float]] = {}
         self.arrived: dict[str, float] = {}
         self.most_in_flight = 0
+        self.told = 0  # choices of whose prompt all was told
+        self.taken_again = 0  # before that
         self.preempted_in_several = 0  # while a plan of several steps was in flight
         self.holders: dict[int, tuple[str, int]] = {}  # by slot
         self.lives: dict[int, int] = {}  # of the holders' requests
         self.named: dict[int, set[tuple[str, int]]] = {}  # by step
         self._busy: dict[int, set[tuple[str, int, int]]] = {}  # by step, lives apart
+        self._taken: set[tuple[str, int]] = set()
         self.listeners: list = []  # get each event with its time and commands
         if connect:
             self.connect()
@@ -339,6 +369,9 @@ class Drive:
             holder = take.request.id, take.choice
             assert (*holder, take.request.life) not in in_flight
             self.holders[take.slot], self.lives[take.slot] = holder, take.request.life
+            if take.request.sampling.prompt_logprobs is not None and len(take.tokens) == take.prompt_length:
+                self.taken_again += holder in self._taken
+                self._taken.add(holder)
         decodes = {self.holders[slot] for slot in plan.slots[: plan.decodes]}
         for other in self.in_flight:
             if other.step > plan.step - self.facts.pp:
@@ -352,6 +385,12 @@ class Drive:
         stream = self.streams.setdefault((item.request, item.choice), Stream())
         assert stream.finish is None, "an item after the last"
         assert item.position == len(stream.tokens), "a position is lost or doubled"
+        one = self.requests[item.request]
+        if item.tokens and not item.position and one.sampling.prompt_logprobs is not None:
+            assert item.prompt_logprobs == told(one.prompts[item.choice // one.n])
+            self.told += 1
+        else:
+            assert item.prompt_logprobs is None
         stream.tokens += item.tokens
         stream.finish = item.finish
         stream.cached = item.cached

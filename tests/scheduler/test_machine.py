@@ -73,8 +73,9 @@ def build(toy, seen, policy, stages):
             salt=st.sampled_from(["", "", "a"]),
             resumed=st.integers(0, 30),
             regex=st.sampled_from(["", "", "", "a", "b", "c", "d", "e"]),
+            scored=st.sampled_from([None, None, 0]),
         )
-        def submit(self, length, family, share, output, priority, n, salt, resumed, regex):
+        def submit(self, length, family, share, output, priority, n, salt, resumed, regex, scored):
             self.count += 1
             id = str(self.count)
             # Prompts of one family agree on their first tokens.
@@ -88,6 +89,7 @@ def build(toy, seen, policy, stages):
                 cache_salt=salt,
                 regex=regex if self.places else "",
                 arrival=float(self.count),
+                prompt_logprobs=scored,
             )
             if resumed > 20:
                 tokens, _ = toy.expected(request, 0, LONGEST)
@@ -212,6 +214,8 @@ def build(toy, seen, policy, stages):
             seen["given away"] += drive.given_away
             seen["several"] += sum(plan.steps > 1 for plan in drive.plans)
             seen["preempted in several"] += drive.preempted_in_several
+            seen["told of prompts"] += drive.told
+            seen["prompts begun again"] += drive.taken_again
 
     return Machine
 
@@ -228,6 +232,8 @@ HAPPENED = (
     "finished",
     "flushed",
     "as many in flight as may be",
+    "told of prompts",
+    "prompts begun again",
     "compiled beside",
     "lost compiling",
     "given away",

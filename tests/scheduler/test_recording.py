@@ -95,7 +95,9 @@ def test_nothing_that_users_wrote_is_in_it(toy):
     assert bare.sampling == Sampling(seed=0, constraint=named)
     assert named.kind == "regex" and len(named.text) == 32 and not named.after
     assert bare.cache_salt not in ("", "mine")
-    rows = (RowResult(0, 99, (5,), None, (TokenLogprob(-1.0, 1),), "text"),)
+    scored = masks.masked(Submitted(toy.request("b", prompt, prompt_logprobs=3)), [])
+    assert scored.request.sampling == Sampling(seed=0, prompt_logprobs=3), "plans depend on it"
+    rows = (RowResult(0, 99, (5,), None, (TokenLogprob(-1.0, 1),), "text", b"told"),)
     done = masks.masked(StepDone(1, rows, 0.1), [])
     assert done == StepDone(1, (RowResult(0, 99, (0,)),), 0.1)
 

@@ -19,13 +19,13 @@ def test_a_result_of_several_steps_is_taken_apart():
         tokens=[10, 11, 12, 20, 21],
         finish=[pb.RUNNING, pb.ERROR, pb.STOP, pb.IMPOSSIBLE], logprob_count=[0, 0, 2, 0],
         logprobs=[logprob(-0.5), logprob(-0.25)], errors={0: "no number"}, seconds=0.03, gap_seconds=0.25,
-        steps=3,
+        steps=3, prompt_logprobs={2: b"packed"},
     )  # fmt: skip
     told = tuple(TokenLogprob(value, 1, ((7, value),)) for value in (-0.5, -0.25))
     rows = (
         RowResult(3, 5, (10, 11, 12)),
         RowResult(0, 6, (), "error", error="no number"),
-        RowResult(2, 7, (20, 21), "stop", told),
+        RowResult(2, 7, (20, 21), "stop", told, prompt_logprobs=b"packed"),
         RowResult(1, 8, (), "impossible"),
     )
     assert step_done(message) == StepDone(9, rows, 0.03, 0.25, 3)

@@ -47,6 +47,19 @@ def test_logprobs_go_on_too():
     assert ledger.close("r", parked=True)[1].choices[0].logprobs == (LOGPROB, LOGPROB)
 
 
+def test_what_is_told_of_the_prompt_is_kept_with_the_first_token():
+    """Through a life's end, a repetition, and what is put back from memory."""
+    ledger = Ledger()
+    ledger.open(request(n=1), "9-0", "0-0")
+    ledger.add([Tokens("r", 0, 0, (5,), prompt_logprobs=b"told"), Tokens("r", 0, 1, (6,))])
+    (parked,) = ledger.close("r", parked=True)[1].choices
+    assert parked == ChoiceRecord((5, 6), "", prompt_logprobs=b"told")
+    opened = ledger.open(request(n=1, life=1), "9-1", "0-0", Record("r", (parked,)))
+    ledger.add([Tokens("r", 0, 0, (5,), prompt_logprobs=b"told"), Tokens("r", 0, 2, (7,), "length")])
+    assert opened.items()[0].prompt_logprobs == b"told"
+    assert ledger.close("r")[1].choices[0].prompt_logprobs == b"told"
+
+
 def test_a_choice_that_a_stop_string_ended_runs_no_more():
     ledger = Ledger()
     opened = ledger.open(request(ended=(1,)), "9-0", "0-0", Record("r", (ChoiceRecord((5,), ""),) * 2))

@@ -34,6 +34,7 @@ from pillion.contracts.entries import (
     Usage,
     encode,
 )
+from pillion.contracts.packed import pack
 from pillion.gateway.heads import StreamHead
 from pillion.gateway.protocol.request import Output
 from pillion.scheduler import wire
@@ -48,7 +49,7 @@ _SAMPLING = Sampling(
     seed=7, temperature=0.7, top_p=0.9, top_k=40, min_p=0.05, frequency_penalty=0.5, presence_penalty=0.25,
     repetition_penalty=1.1, logit_bias={5: -1.5}, min_tokens=2, ignore_eos=True, stop_token_ids=(9,),
     logprobs=1, constraint=_CONSTRAINT, allowed_token_ids=(5, 6, 9),
-    bad_words=((6, 6),),
+    bad_words=((6, 6),), prompt_logprobs=1,
 )  # fmt: skip
 _REQUEST = Request(
     id="0123456789abcdef0123456789abcdef", gateway="g1", model="demo", prompts=((3, 4, 5), (6,)),
@@ -62,6 +63,7 @@ _FACTS = Facts(
     backend_reason="asked for", grammars=64,
 )  # fmt: skip
 _LOGPROBS = (TokenLogprob(-0.5, 1, ((5, -0.5), (6, -1.0))),)
+_PACKED = pack(_LOGPROBS, 2)
 _REFUSAL = Refusal(
     _REQUEST.id, 429, "too many", "rate_limit_error", "n", "tenant_rpm", 2.5, 1,
     (Rate("requests", 60, 0, 12.5),),
@@ -73,12 +75,14 @@ ENTRIES: Mapping[str, Struct] = {
     "StepOutput": StepOutput(
         "0", 5, 17,
         (
-            Tokens(_REQUEST.id, 2, 0, (5, 6), cached=16, logprobs=_LOGPROBS * 2),
+            Tokens(_REQUEST.id, 2, 0, (5, 6), None, None, 16, _LOGPROBS * 2, None, _PACKED),
             Tokens(_REQUEST.id, 3, 0, (9,), "stop", 9, 16, _LOGPROBS, "why"),
         ),
         (_REFUSAL,),
     ),
-    "Record": Record(_REQUEST.id, (ChoiceRecord((5, 9), "stop", 9, 16, _LOGPROBS * 2, "why"),), b"times"),
+    "Record": Record(
+        _REQUEST.id, (ChoiceRecord((5, 9), "stop", 9, 16, _LOGPROBS * 2, "why", _PACKED),), b"times"
+    ),
     "Refusal": _REFUSAL,
     "Heartbeat": Heartbeat(
         replica="0", epoch=5, state="draining", reason="asked", facts=_FACTS, last_entry="12-1",

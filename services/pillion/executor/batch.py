@@ -20,6 +20,7 @@ class Row:
     count: int
     sample: bool
     more: int = 0  # tokens that the plan grants behind the one sampled
+    scored: int = 0  # so many of its first tokens tell how likely the prompt's next one is
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from pillion.executor.models.parallel import Alone, Shard
 from pillion.executor.models.spec import ModelSpec
 from pillion.executor.results import Results
 from pillion.executor.sampling import Sampler, constraint_from_wire
+from pillion.executor.scoring import Scorer
 from pillion.executor.slots import BadPlan, Slots
 from pillion.executor.work import Costs, Work
 from pillion.grammar import PLACES, Grammars
@@ -119,6 +120,7 @@ class Engine:
             self.row_counts, self.sample_row_counts = self._check_rows(
                 max_step_tokens, max_num_seqs, dtype, device
             )
+        self._scorer = Scorer(self.model, self.sample_row_counts)
         self.notes = (
             *pool.notes,
             *_row_notes(self.row_counts, self.sample_row_counts),
@@ -236,7 +238,8 @@ class Engine:
                 raise BadPlan(
                     f"slot {slot}: position {start}, but only the first {sequence.computed} are computed"
                 )
-            rows.append(Row(slot, start, count, bool(sample), more))
+            scored = 0 if sequence.scores is None else max(0, min(end, sequence.prompt_length - 1) - start)
+            rows.append(Row(slot, start, count, bool(sample), more, scored))
         if sum(row.count for row in rows) > self._facts.max_step_tokens:
             raise BadPlan(
                 f"{sum(row.count for row in rows)} tokens; {self._facts.max_step_tokens} are the most a step"
@@ -271,8 +274,9 @@ class Engine:
         prepared = time.perf_counter()
         hidden = self.model.forward(step.token_ids, step.attention.positions, attention)
         ran = time.perf_counter()
+        prompts = self._scorer.score(hidden, rows, self._slots)
         draws = None
-        judged = ran
+        judged = time.perf_counter()
         if sampling:
             chosen = hidden.new_zeros(self.sample_row_counts.up(len(sampling)), hidden.shape[1])
             torch.index_select(hidden, 0, step.sample_rows, out=chosen[: len(sampling)])
@@ -284,8 +288,15 @@ class Engine:
         # From here on nothing can raise: sequences change all together.
         for row in rows:
             self._slots[row.slot].computed = row.start + row.count
+        for slot, brought in prompts.items():
+            if isinstance(brought, str):
+                self._fail(results, slot, brought)
+            else:
+                results.prompt(slot, self._slots[slot], brought)
         if draws is not None:
             for index, row in enumerate(sampling):
+                if self._slots[row.slot].finish != executor_pb2.RUNNING:
+                    continue  # its prompt's rows failed
                 if index in draws.errors:
                     self._fail(results, row.slot, draws.errors[index])
                 elif index in draws.impossible:

@@ -13,6 +13,7 @@ class Results:
     def __init__(self) -> None:
         self._rows: dict[int, tuple[Sequence, list[int], list[TokenLogprob]]] = {}  # by slot
         self._errors: dict[int, str] = {}
+        self._prompts: dict[int, bytes] = {}
 
     def add(self, slot: int, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
         """A token that the sequence got."""
@@ -21,6 +22,11 @@ class Results:
         if logprob is not None:
             logprobs.append(logprob)
 
+    def prompt(self, slot: int, sequence: Sequence, logprobs: bytes) -> None:
+        """What a chunk tells of the prompt's tokens."""
+        self._row(slot, sequence)
+        self._prompts[slot] = logprobs
+
     def fail(self, slot: int, sequence: Sequence, message: str) -> None:
         """The sequence ends before its time."""
         self._row(slot, sequence)
@@ -28,7 +34,9 @@ class Results:
 
     def message(self, plan: int, steps: int) -> executor_pb2.StepResult:
         """With each sequence's finish as it is by now; times are left to others."""
-        result = executor_pb2.StepResult(step=plan, steps=steps, errors=self._errors)
+        result = executor_pb2.StepResult(
+            step=plan, steps=steps, errors=self._errors, prompt_logprobs=self._prompts
+        )
         for slot, (sequence, tokens, logprobs) in self._rows.items():
             finish: Any = sequence.finish
             result.slot.append(slot)

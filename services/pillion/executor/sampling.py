@@ -237,9 +237,7 @@ class Sampler:
             first["temperature"][changed] = 0.0  # of these it tells whether they are sound
         tokens = self._backend.draw(logits, first)
         errors = {
-            row: f"the largest logit is {float(logits[row].max())}; "
-            "the model's weights or dtype do not suit this input"
-            for row in np.flatnonzero(tokens < 0).tolist()
+            row: unsound(float(logits[row].max())) for row in np.flatnonzero(tokens < 0).tolist()
         } | unmasked
         impossible: dict[int, str] = {}
         if rows := [row for row in changed if row not in errors]:
@@ -286,6 +284,11 @@ class Sampler:
         return masks, errors
 
 
+def unsound(largest: float) -> str:
+    """Why a row with this largest logit tells nothing."""
+    return f"the largest logit is {largest}; the model's weights or dtype do not suit this input"
+
+
 def logprob(row: NDArray[np.float32], token: int, k: int) -> TokenLogprob:
     """Natural logarithm of `token`'s probability under the logits `row` [V], its rank, and the `k` likeliest.
 
@@ -322,6 +325,7 @@ def from_wire(message: executor_pb2.Sampling) -> Sampling:
         constraint=constraint_from_wire(message.constraint) if message.HasField("constraint") else None,
         allowed_token_ids=tuple(message.allowed_token_ids),
         bad_words=tuple(tuple(word.tokens) for word in message.bad_words),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
 
 

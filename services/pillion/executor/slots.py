@@ -26,6 +26,7 @@ class Sequence:
     sampling: Sampling
     ends: frozenset[int]  # tokens that end it
     blocks: int = 0  # in its block table
+    scores: int | None = None  # alternatives of each prompt token, where their log-probabilities are wanted
     computed: int | None = None  # positions whose KV is there; None until its first row says where it starts
     finish: int = executor_pb2.RUNNING
 
@@ -125,6 +126,8 @@ class Slots:
                 sampling=sampling,
                 # A complete text is ended all the same: nothing can follow it.
                 ends=ends if sampling.ignore_eos and sampling.constraint is None else ends | self._end_tokens,
+                # They came with the first token of the output.
+                scores=sampling.prompt_logprobs if len(tokens) == take.prompt_length else None,
             )
             self._grant(take.slot, list(take.blocks))
         first = 0

@@ -2,11 +2,11 @@
 
 Of one rank's shard, and of what the model asks for, whatever the kernels add to it.
 
-Operations, two a multiply-add: projections and MLP for every row, the output head for every sampled row, and
-both attention products for every (query, key) pair that the causal mask and the window leave. Not counted:
-norms, rotary turns, softmax, activations, biases, sampling, and rows of padding.
+Operations, two a multiply-add: projections and MLP for every row, the output head for every row that samples
+or tells of its prompt, and both attention products for every (query, key) pair that the causal mask and the
+window leave. Not counted: norms, rotary turns, softmax, activations, biases, sampling, and rows of padding.
 
-Bytes: the layers' matrices once a step, the head once where anything samples, one embedding row a token, and
+Bytes: the layers' matrices once a step, the head once where it has rows, one embedding row a token, and
 once a sequence and layer the keys and values that its rows see, those of its own rows included. Not counted:
 norms and biases (under a thousandth), activations, what is written, and what a kernel reads again.
 """
@@ -88,17 +88,17 @@ class Costs:
 
     def step(self, rows: Sequence[Row]) -> Work:
         tokens = sum(row.count for row in rows)
-        sampled = sum(row.sample for row in rows)
+        judged = sum(row.sample + row.scored for row in rows)  # rows through the head
         pairs = keys = 0  # over all layers
         for window, layers in self.windows:
             for row in rows:
                 pairs += layers * _pairs(row.start, row.count, window)
                 keys += layers * _keys(row.start, row.count, window)
         matrices = self.layers * self.layer
-        weights = self.matrix_bytes + (self.head_bytes if sampled else 0)
+        weights = self.matrix_bytes + (self.head_bytes if judged else 0)
         rest = tokens * self.hidden * self.itemsize + keys * self.kv_bytes
         return Work(
-            flops=2 * (tokens * matrices + sampled * self.head + 2 * self.query * pairs),
+            flops=2 * (tokens * matrices + judged * self.head + 2 * self.query * pairs),
             read_bytes=weights + rest,
         )
 

@@ -4,21 +4,19 @@ Shapes are OpenAI's; `stop_reason`, `token_ids` and `prompt_token_ids` are what 
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from pillion.contracts.entries import TokenLogprob, Tokens
 from pillion.gateway import position
 from pillion.gateway.calls import identity
+from pillion.gateway.logprobs import Json, Teller
 from pillion.gateway.output import Choice, Delta, Detokenizer, Shown, singly
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Output
 from pillion.gateway.reading import marks
 from pillion.gateway.source import Arguments, Called, Part, Text
-
-Json = dict[str, Any]
-LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,9 @@ class Pieces(Protocol):
 
     def piece(self, token: int, /) -> bytes: ...
 
-    def detokenizer(self, *, skip_special: bool, continues: bool, shown: Collection[str]) -> Detokenizer: ...
+    def detokenizer(
+        self, *, skip_special: bool, continues: bool = False, shown: Collection[str] = ()
+    ) -> Detokenizer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,12 @@ class Answer:
                 index,
                 spec,
                 pieces.detokenizer(skip_special=spec.skip_special, continues=spec.continues, shown=shown),
+                len(head.prompts[index // spec.n]),
             )
             for index in range(len(head.prompts) * spec.n)
         )
         form = _Chat if spec.form == "chat" else _Completion
-        self._form: _Chat | _Completion = form(spec, head, _Namer(pieces.piece, spec.tokens_as_ids))
+        self._form: _Chat | _Completion = form(spec, head, pieces)
         self._collected = [_Collected() for _ in self.choices]
         self.failed: ApiError | None = None  # what ended a choice before its time
         self._sent = [0] * (len(self.choices) + 1)  # events of each choice, and of those behind them
@@ -201,41 +202,18 @@ class _Collected:
 
     parts: list[Part] = field(default_factory=list)
     shown: list[Shown] = field(default_factory=list)
+    prompt: tuple[TokenLogprob, ...] | None = None
     finish: str | None = None
     stop_reason: str | int | None = None
 
     def add(self, delta: Delta) -> None:
         self.parts.extend(delta.parts)
         self.shown.extend(delta.shown)
+        self.prompt = delta.prompt if self.prompt is None else self.prompt
         self.finish, self.stop_reason = delta.finish, delta.stop_reason
 
     def text(self, kind: str = "content") -> str:
         return "".join(part.text for part in self.parts if isinstance(part, Text) and part.kind == kind)
-
-
-class _Namer:
-    """Names tokens in logprobs."""
-
-    def __init__(self, piece: Callable[[int], bytes], as_ids: bool) -> None:
-        self.piece = piece
-        self._as_ids = as_ids
-
-    def __call__(self, token: int) -> str:
-        """Its text; for bytes that are no whole characters `bytes:\\xNN...`, which tells them apart."""
-        if self._as_ids:
-            return f"token_id:{token}"
-        piece = self.piece(token)
-        try:
-            return piece.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-def _logprob(value: float) -> float:
-    return max(value, LEAST_LOGPROB)
-
-
-_UNKNOWN = TokenLogprob(LEAST_LOGPROB, 0)
 
 
 class _Form:
@@ -243,10 +221,10 @@ class _Form:
     object: str
     chunk: str
 
-    def __init__(self, spec: Output, head: Head, name: _Namer) -> None:
+    def __init__(self, spec: Output, head: Head, pieces: Pieces) -> None:
         self.spec = spec
         self.head = head
-        self.name = name
+        self.teller = Teller(pieces, spec.tokens_as_ids, spec.logprobs)
 
     def frame(self, choices: Sequence[Json]) -> Json:
         return self._frame(self.chunk, choices)
@@ -263,6 +241,13 @@ class _Form:
             "system_fingerprint": self.head.fingerprint,
             "choices": choices,
         }
+
+    def _prompt(self, choice: int, prompt: Sequence[TokenLogprob] | None) -> Json:
+        alternatives = self.spec.prompt_logprobs
+        if alternatives is None or prompt is None:
+            return {}
+        tokens = self.head.prompts[choice // self.spec.n]
+        return {"prompt_logprobs": self.teller.prompt(tokens, prompt, alternatives)}
 
     def _ids(self, shown: Iterable[Shown]) -> Json:
         return {"token_ids": [entry.token for entry in shown]} if self.spec.token_ids else {}
@@ -303,12 +288,15 @@ class _Chat(_Form):
             "logprobs": self._logprobs(collected.shown, always=True),
             "finish_reason": collected.finish,
             "stop_reason": collected.stop_reason,
+            "_top": self._prompt(index, collected.prompt),
             **self._ids(collected.shown),
         }
 
     def whole(self, choices: Sequence[Json]) -> Json:
+        """There is one prompt, of which all choices tell the same."""
+        told: list[Json] = [choice.pop("_top") for choice in choices]
         ids = {"prompt_token_ids": self.head.prompts[0]} if self.spec.token_ids else {}
-        return super().whole(choices) | ids
+        return super().whole(choices) | told[0] | ids
 
     def _wanted(self, parts: Sequence[Part]) -> Sequence[Part]:
         if self.spec.show_thinking:
@@ -356,19 +344,7 @@ class _Chat(_Form):
     def _logprobs(self, shown: Sequence[Shown], always: bool = False) -> Json | None:
         if self.spec.logprobs is None or not (shown or always):
             return None
-        return {"content": [self._entry(entry) for entry in shown], "refusal": None}
-
-    def _entry(self, shown: Shown) -> Json:
-        logprob = shown.logprob or _UNKNOWN
-        top = [self._named(token, value) for token, value in logprob.top[: self.spec.logprobs]]
-        return self._named(shown.token, logprob.logprob) | {"top_logprobs": top}
-
-    def _named(self, token: int, value: float) -> Json:
-        return {
-            "token": self.name(token),
-            "logprob": _logprob(value),
-            "bytes": list(self.name.piece(token)),
-        }
+        return self.teller.content(shown)
 
 
 class _Completion(_Form):
@@ -376,8 +352,8 @@ class _Completion(_Form):
 
     def parts(self, delta: Delta) -> list[Json]:
         result = []
-        if delta.first and self._echo(delta.choice):
-            result.append(self._part(delta, self._echo(delta.choice)))
+        if delta.first and (self._echo(delta.choice) or delta.prompt is not None):
+            result.append(self._part(delta, self._echo(delta.choice), prompt=delta.prompt))
         shown, text = delta.shown, "".join(part.text for part in delta.parts if isinstance(part, Text))
         if text or (shown and delta.finish is None):
             result.append(self._part(delta, text, shown))
@@ -398,38 +374,42 @@ class _Completion(_Form):
         return {
             "index": index,
             "text": self._echo(index) + collected.text(),
-            "logprobs": self._logprobs(index, collected.shown, always=True),
+            "logprobs": self._logprobs(index, collected.shown, collected.prompt, always=True),
             "finish_reason": collected.finish,
             "stop_reason": collected.stop_reason,
+            **self._prompt(index, collected.prompt),
             **ids,
         }
 
     def _echo(self, choice: int) -> str:
         return self.head.echoed[choice // self.spec.n] if self.head.echoed else ""
 
-    def _part(self, delta: Delta, text: str, shown: Sequence[Shown] = ()) -> Json:
+    def _part(
+        self,
+        delta: Delta,
+        text: str,
+        shown: Sequence[Shown] = (),
+        prompt: Sequence[TokenLogprob] | None = None,
+    ) -> Json:
         return {
             "index": delta.choice,
             "text": text,
-            "logprobs": self._logprobs(delta.choice, shown),
+            "logprobs": self._logprobs(delta.choice, shown, prompt),
             "finish_reason": None,
             **self._ids(shown),
         }
 
-    def _logprobs(self, choice: int, shown: Sequence[Shown], always: bool = False) -> Json | None:
-        if self.spec.logprobs is None or not (shown or always):
+    def _logprobs(
+        self,
+        choice: int,
+        shown: Sequence[Shown],
+        prompt: Sequence[TokenLogprob] | None = None,
+        always: bool = False,
+    ) -> Json | None:
+        """Of the prompt's tokens, where it is echoed and they are known, then of the answer's."""
+        if self.spec.logprobs is None or not (shown or prompt is not None or always):
             return None
-        offset = len(self._echo(choice))
-        return {
-            "tokens": [self.name(entry.token) for entry in shown],
-            "token_logprobs": [_logprob((entry.logprob or _UNKNOWN).logprob) for entry in shown],
-            "top_logprobs": [self._top(entry) for entry in shown],
-            "text_offset": [offset + entry.offset for entry in shown],
-        }
-
-    def _top(self, shown: Shown) -> dict[str, float]:
-        """The likeliest by name, and the token itself where it is not among them."""
-        logprob = shown.logprob or _UNKNOWN
-        top = {self.name(token): _logprob(value) for token, value in logprob.top[: self.spec.logprobs]}
-        top.setdefault(self.name(shown.token), _logprob(logprob.logprob))
-        return top
+        text, echoed = self._echo(choice), []
+        if self.spec.echo and prompt is not None:
+            echoed = self.teller.echoed(self.head.prompts[choice // self.spec.n], text, prompt)
+        return self.teller.columns(echoed, shown, len(text))

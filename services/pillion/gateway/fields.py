@@ -102,7 +102,6 @@ _prompts = {
 _messages = values.unchecked(messages.SCHEMA)
 _number, _integer, _boolean, _text = values.number, values.integer, values.boolean, values.text
 _functions = "it is of an older kind"
-_scoring = "log probabilities of the prompt are not supported yet"
 _texts_only = "only text is supported"
 _thinking = "the model has no such setting; see chat_template_kwargs"
 _template = "the server gives it to the chat template"
@@ -132,8 +131,10 @@ FIELDS: tuple[Field, ...] = (
     acted("truncate_prompt_tokens", GENERATE, _integer(-1, values.INT32)),
     acted("truncation_side", GENERATE, values.one_of(("left", "right")), "left"),
     # How much, and where it ends
-    acted("max_tokens", GENERATE, _integer(1, values.INT32)),
-    acted("max_completion_tokens", GENERATE, _integer(1, values.INT32)),
+    acted("max_tokens", (CHAT,), _integer(1, values.INT32)),
+    acted("max_completion_tokens", (CHAT,), _integer(1, values.INT32)),
+    acted("max_tokens", (COMPLETION,), _integer(0, values.INT32)),
+    acted("max_completion_tokens", (COMPLETION,), _integer(0, values.INT32)),
     acted("min_tokens", GENERATE, _integer(0, values.INT32), 0),
     acted("n", GENERATE, _integer(1, MAX_CHOICES), 1),
     acted("best_of", (COMPLETION,), _integer(1, MAX_CHOICES)),
@@ -167,6 +168,7 @@ FIELDS: tuple[Field, ...] = (
     acted("logprobs", (CHAT,), _boolean, False),
     acted("top_logprobs", (CHAT,), _integer(0, MAX_TOP_LOGPROBS)),
     acted("logprobs", (COMPLETION,), _integer(0, MAX_TOP_LOGPROBS)),
+    acted("prompt_logprobs", GENERATE, _integer(0, MAX_TOP_LOGPROBS)),
     acted("echo", (COMPLETION,), _boolean, False),
     acted("skip_special_tokens", GENERATE, _boolean, True),
     acted("return_token_ids", GENERATE, _boolean, False),
@@ -201,8 +203,7 @@ FIELDS: tuple[Field, ...] = (
     refused("web_search_options", (CHAT,), "there is no web search"),
     refused("suffix", (COMPLETION,), "filling in the middle is not supported", unless=("",)),
     refused("echo", (CHAT,), "only completions echo their prompt", unless=(False,)),
-    refused("prompt_logprobs", GENERATE, _scoring),
-    refused("logprob_token_ids", GENERATE, _scoring, unless=([],)),
+    refused("logprob_token_ids", GENERATE, "only those of the likeliest are told", unless=([],)),
     refused("chat_template", (CHAT, TOKENIZE), "templates come from the server; see chat_template_kwargs"),
     refused("documents", (CHAT,), "documents are not supported; put them into a message", unless=([],)),
     refused("logits_processors", GENERATE, "code does not travel in requests", unless=([],)),

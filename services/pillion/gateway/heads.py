@@ -84,7 +84,7 @@ def items(record: Record) -> list[Tokens]:
     return [
         Tokens(
             record.request, index, 0, choice.tokens, choice.finish or None, choice.stop_token,
-            choice.cached, choice.logprobs, choice.error,
+            choice.cached, choice.logprobs, choice.error, choice.prompt_logprobs,
         )
         for index, choice in enumerate(record.choices)
     ]  # fmt: skip

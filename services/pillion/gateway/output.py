@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pillion.contracts.entries import TokenLogprob, Tokens
+from pillion.contracts.packed import unpack
 from pillion.gateway.protocol.errors import CONTRADICTION, ApiError
 from pillion.gateway.protocol.request import Output
 from pillion.gateway.reading import reader
@@ -41,6 +42,9 @@ class Delta:
     parts: tuple[Part, ...]
     shown: tuple[Shown, ...] = ()
     first: bool = False
+    prompt: tuple[TokenLogprob, ...] | None = (
+        None  # of its tokens but the first; with `first`, where asked for
+    )
     finish: str | None = None  # "stop", "length" or "tool_calls", on the last one
     stop_reason: str | int | None = None  # the stop string or stop id that ended it
 
@@ -69,6 +73,7 @@ def singly(item: Tokens) -> Iterator[Tokens]:
             stop_token=item.stop_token if index == last else None,
             cached=item.cached,
             logprobs=item.logprobs[index : index + 1] if item.logprobs else None,
+            prompt_logprobs=item.prompt_logprobs if index == 0 else None,
         )
     if item.finish is not None:
         at = item.position + len(item.tokens)
@@ -80,7 +85,8 @@ class Choice:
     dropped, so that items may come again.
     """
 
-    def __init__(self, index: int, spec: Output, detokenizer: Detokenizer) -> None:
+    def __init__(self, index: int, spec: Output, detokenizer: Detokenizer, prompt: int = 1) -> None:
+        """`prompt`: how many tokens it has."""
         self.index = index
         self.count = 0  # tokens that count for the client: up to the one that completed a stop string
         self.known = 0  # tokens fed
@@ -98,16 +104,23 @@ class Choice:
         self._decoded = 0  # characters that the detokenizer gave
         self._released = 0  # characters that the client got
         self._first = True
+        self._prompt: tuple[TokenLogprob, ...] | None = None
+        self._prompt_length = prompt
+        self._failed: ApiError | None = None
         self._shown: list[Shown] = []  # entries that no delta has brought yet
 
     def feed(self, item: Tokens) -> Delta | None:
         """What the item brings, None for nothing. Raises Gap, and ApiError where the choice failed."""
         if self.finish is not None:
             return None
+        if self._failed is not None:
+            raise self._failed
         if item.position > self.known:
             raise Gap(self.index, self.known)
         if not self.known:
             self.cached = item.cached  # a later life of the request finds in the index what this one computed
+            if self._spec.scored is not None and item.tokens:
+                self._unpack(item.prompt_logprobs or b"", self._spec.scored)
         count, thinking = self.count, self._reader.thinking
         text = self._push(item)
         parts = self._reader.push(text)
@@ -125,11 +138,26 @@ class Choice:
                 self.finish = "tool_calls"
         return self._delta(text, parts, item)
 
+    def _unpack(self, packed: bytes, alternatives: int) -> None:
+        """Raises ApiError where a replica of another release did not bring them: nothing is shown then."""
+        told = unpack(packed, alternatives)
+        if len(told) != self._prompt_length - 1:
+            self._failed = ApiError(
+                500,
+                f"The replica told of {len(told)} of the prompt's {self._prompt_length} tokens.",
+                type="server_error",
+                code="generation_failed",
+            )
+            raise self._failed
+        self._prompt = tuple(told)
+
     def _push(self, item: Tokens) -> str:
         if item.position < self.known or not item.tokens:
             return ""
         token = item.tokens[0]
         self.known += 1
+        if self._spec.only_prompt:
+            return ""
         self.count += 1
         if self._keeps:
             self._shown.append(Shown(token, self._decoded, item.logprobs[0] if item.logprobs else None))
@@ -154,7 +182,7 @@ class Choice:
             raise ApiError(
                 503, item.error or "The request was cancelled.", type="server_error", code="cancelled"
             )
-        self.finish = item.finish
+        self.finish = "length" if self._spec.only_prompt else item.finish
         text = self._stops.push(self._detokenizer.flush())
         if self._stops.matched is not None:
             self.finish = "stop"
@@ -177,10 +205,11 @@ class Choice:
             for entry in certain
         )
         self._shown = self._shown[len(certain) :]
-        return Delta(self.index, parts, shown, first, self.finish, self._reason(item))
+        prompt, self._prompt = self._prompt, None
+        return Delta(self.index, parts, shown, first, prompt, self.finish, self._reason(item))
 
     def _reason(self, item: Tokens) -> str | int | None:
-        if self.finish is None:
+        if self.finish is None or self._spec.only_prompt:
             return None
         if self._stops.matched is not None:
             return self._stops.matched

@@ -61,14 +61,20 @@ class Budget:
         self._left = min(max(left, LEAST_LEFT * self.target), self.target)
 
     def allow(
-        self, decodes: int, context: int, prefill_start: int | None, streams: bool = False
+        self,
+        decodes: int,
+        context: int,
+        prefill_start: int | None,
+        streams: bool = False,
+        scored: bool = False,
     ) -> Allowance:
         """`context`: the decodes' positions. `prefill_start`: where the first prompt goes on, if any.
 
-        `streams`: others decode in the steps beside this one, and wait for it at each stage.
+        `streams`: others decode in the steps beside this one, and wait for it at each stage. `scored`: the
+        prompts' rows go through the head too.
         """
         seconds = self._left if decodes or streams else self._grown
-        budget = self._within(seconds, decodes, context, prefill_start or 0)
+        budget = self._within(seconds, decodes, context, prefill_start or 0, scored)
         return self.share(budget, decodes, prefill_start is not None)
 
     def share(self, budget: int, decodes: int, prompts: bool) -> Allowance:
@@ -108,22 +114,24 @@ class Budget:
         """Predicted, and never nothing."""
         return max(self.cost.predict(work), 1e-6)
 
-    def _within(self, seconds: float, decodes: int, context: int, start: int) -> int:
+    def _within(self, seconds: float, decodes: int, context: int, start: int, scored: bool = False) -> int:
         tile = self.tile
         if self.limit < tile:
             return self.limit
         low, high = 1, self.limit // tile
         while low < high:
             middle = (low + high + 1) // 2
-            if self.cost.bound(one_prompt(middle * tile, decodes, context, start)) <= seconds:
+            work = one_prompt(middle * tile, decodes, context, start, scored)
+            if self.cost.bound(work) <= seconds:
                 low = middle
             else:
                 high = middle - 1
         return low * tile
 
 
-def one_prompt(rows: int, decodes: int, context: int, start: int) -> Work:
+def one_prompt(rows: int, decodes: int, context: int, start: int, scored: bool = False) -> Work:
     """Of a step that the decodes leave to one prompt, which goes on at `start` and does not end."""
     chunk = max(rows - decodes, 0)
     pairs = chunk * (start + chunk / 2)
-    return Work(rows, decodes, context + decodes, int(chunk > 0), pairs, decodes)
+    sampled = decodes + (chunk if scored else 0)
+    return Work(rows, decodes, context + decodes, int(chunk > 0), pairs, sampled)

@@ -227,13 +227,20 @@ class Core:
             sequence_or_none = by_incarnation.get(row.incarnation)
             if sequence_or_none is None:
                 self._counters.late_results += 1
-            else:
+                continue
+            if row.prompt_logprobs:
+                sequence_or_none.logprobs.append(row.prompt_logprobs)
+            if row.tokens or row.finish is not None:
                 sequence_or_none.told = now
                 self._result(self._roster, sequence_or_none, row, event.step, out)
 
     def _result(self, roster: Roster, sequence: Sequence, row: RowResult, step: int, out: Outbox) -> None:
         known, new = sequence.tokens, row.tokens
         position = len(known) - sequence.prompt_length
+        prompt = None
+        if new and sequence.scores:
+            prompt = b"".join(sequence.logprobs)
+            sequence.logprobs.clear()
         known += new
         computed = len(known) - 1  # the last one's KV is not there
         if sequence.state is State.DECODING and computed % roster.pool.block_size < len(new):
@@ -246,7 +253,7 @@ class Core:
         out.items.append(
             Tokens(
                 sequence.request.id, sequence.choice, position, new, finish, stop_token,
-                sequence.cached or 0, row.logprobs, row.error,
+                sequence.cached or 0, row.logprobs, row.error, prompt,
             )
         )  # fmt: skip
         if finish is not None:

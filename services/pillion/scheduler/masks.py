@@ -146,7 +146,7 @@ class Masks:
             # What came too late or from a lost plan is no part of its sequence.
             counts = chain is not None and id(chain) in counted
             tokens = chain.go_on(row.tokens) if chain is not None and counts else (0,) * len(row.tokens)
-            rows.append(replace(row, tokens=tokens, logprobs=None, error=None))
+            rows.append(replace(row, tokens=tokens, logprobs=None, error=None, prompt_logprobs=b""))
         return replace(event, rows=tuple(rows))
 
     def _follow(self, command: Command) -> None:
@@ -174,7 +174,11 @@ class Masks:
             request,
             prompts=prompts,
             cache_salt=root.hex() if request.cache_salt else "",
-            sampling=Sampling(seed=0, constraint=constraint and self._named(constraint)),
+            sampling=Sampling(
+                seed=0,
+                constraint=constraint and self._named(constraint),
+                prompt_logprobs=request.sampling.prompt_logprobs,
+            ),
             tenant="",
             traceparent="",
             fingerprint="",

@@ -60,11 +60,12 @@ class RowResult:
     finish: str | None = None  # "stop", "length", "error", "impossible"
     logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    prompt_logprobs: bytes = b""  # of prompt tokens, those of plans before come first
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """Results come in the order of the plans; rows that were not to sample are absent."""
+    """Results come in the order of the plans; rows that bring nothing are absent."""
 
     step: int  # the plan's
     rows: tuple[RowResult, ...]
@@ -131,6 +132,7 @@ class Plan:
     blocks: tuple[int, ...]
     decodes: int  # how many of the first rows are decodes
     budget: int  # tokens this step was allowed
+    scored: int = 0  # rows whose logits are wanted though nothing is sampled from them
 
     @property
     def tokens(self) -> int:

@@ -19,6 +19,7 @@ class Draft:
         self._starts: list[int] = []
         self._counts: list[int] = []
         self._samples: list[int] = []
+        self._scored: list[int] = []
         self._taken: list[Sequence] = []
 
     def decode(self, sequences: list[Sequence]) -> None:
@@ -32,6 +33,7 @@ class Draft:
         self._starts += starts
         self._counts += [1] * len(sequences)
         self._samples += [1] * len(sequences)
+        self._scored += [0] * len(sequences)
         self.decodes += len(sequences)
         self.tokens += len(sequences)
 
@@ -51,6 +53,7 @@ class Draft:
         self.rows.append(sequence)
         self._starts.append(sequence.computed)
         self._counts.append(count)
+        self._scored.append(sequence.scored(sequence.computed, sequence.computed + count))
         sequence.computed += count
         sequence.step = self.step
         self._samples.append(int(sequence.computed == len(sequence.tokens)))
@@ -66,7 +69,7 @@ class Draft:
             row = self.rows.index(sequence)
             self.tokens -= self._counts[row]
             self.decodes -= row < self.decodes
-            for column in (self.rows, self._starts, self._counts, self._samples):
+            for column in (self.rows, self._starts, self._counts, self._samples, self._scored):
                 del column[row]
         if sequence in self._taken:
             self._taken.remove(sequence)
@@ -87,7 +90,7 @@ class Draft:
     @property
     def work(self) -> Work:
         """Of the first step."""
-        return of_rows(self.decodes, self._starts, self._counts, self._samples)
+        return of_rows(self.decodes, self._starts, self._counts, self._samples, sum(self._scored))
 
     def finish(self, release: list[int], budget: int) -> Plan:
         """The plan. Marks the granted blocks as known to the executor."""
@@ -125,4 +128,5 @@ class Draft:
             blocks=tuple(blocks),
             decodes=self.decodes,
             budget=budget,
+            scored=sum(self._scored),
         )

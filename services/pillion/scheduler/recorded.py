@@ -98,6 +98,7 @@ class Planned(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
     decodes: int
     budget: int
+    scored: int = 0
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -121,7 +122,7 @@ def planned(plan: Plan) -> Planned:
     )  # fmt: skip
     return Planned(
         plan.step, plan.release, takes, plan.slots, plan.starts, plan.counts, plan.samples,
-        plan.block_counts, plan.blocks, plan.decodes, plan.budget,
+        plan.block_counts, plan.blocks, plan.decodes, plan.budget, plan.scored,
     )  # fmt: skip
 
 

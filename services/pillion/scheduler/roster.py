@@ -118,10 +118,10 @@ class Roster:
     def match(self, sequence: Sequence, draft: Draft) -> tuple[list[Entry], bool]:
         """Cached blocks that continue the sequence, and whether its next block is computed by this draft.
 
-        At least one known token is always left to compute.
+        At least one known token is always left to compute, and all of them where the prompt's are scored.
         """
         pool, done = self.pool, len(sequence.entries)
-        if not sequence.indexed or sequence.computed != done * pool.block_size:
+        if not sequence.indexed or sequence.scores or sequence.computed != done * pool.block_size:
             return [], False
         most = (len(sequence.tokens) - 1) // pool.block_size
         return pool.index.match(
@@ -144,7 +144,8 @@ class Roster:
         sequence.slot = self.free_slots.pop()
         self.prefilling.join(sequence)
         draft.take(sequence)
-        self.counters.queried_tokens += len(sequence.tokens)
+        sequence.logprobs.clear()
+        self.counters.queried_tokens += 0 if sequence.scores else len(sequence.tokens)
         self.adopt(sequence, entries, draft)
         if sequence.cached is None:
             sequence.cached = min(sequence.computed, sequence.prompt_length)

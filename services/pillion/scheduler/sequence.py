@@ -53,6 +53,7 @@ class Sequence:
         "indexed",
         "key",
         "limit",
+        "logprobs",
         "max_tokens",
         "preemptions",
         "priority",
@@ -96,6 +97,9 @@ class Sequence:
         self.reached = 0  # the furthest position before which a step that succeeded computed its tokens
         self.failures = 0  # failed steps that named it since it came further
         self.cached: int | None = None  # prompt tokens found in the index when first scheduled
+        self.logprobs: list[
+            bytes
+        ] = []  # of the prompt, since its last take; they go out with the first token
         self.incarnation = 0  # of the last take; 0 before the first
         self.step = 0  # the last plan that named it or gave it blocks
         self.taken = 0  # the plan that gave it its slot last
@@ -130,6 +134,15 @@ class Sequence:
     def output(self) -> int:
         """How many output tokens are known."""
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities of its prompt are wanted still, for which all of it is computed."""
+        return self.request.sampling.prompt_logprobs is not None and not self.output
+
+    def scored(self, start: int, end: int) -> int:
+        """How many positions of a chunk tell of a prompt token, where that is wanted."""
+        return max(0, min(end, self.prompt_length - 1) - start) if self.scores else 0
 
     @property
     def running(self) -> bool:

@@ -65,6 +65,7 @@ def step_done(message: pb.StepResult) -> StepDone:
     token, logprob = 0, 0
     tokens = list(message.tokens)
     errors = dict(message.errors)
+    prompts = dict(message.prompt_logprobs)
     counts = message.logprob_count or [0] * len(message.slot)
     for slot, incarnation, count, finish, logprobs in zip(
         message.slot, message.incarnation, message.token_count, message.finish, counts, strict=True
@@ -79,6 +80,7 @@ def step_done(message: pb.StepResult) -> StepDone:
                 if logprobs
                 else None,
                 error=errors.get(slot),
+                prompt_logprobs=prompts.get(slot, b""),
             )
         )
         token += count
@@ -120,6 +122,8 @@ def _sampling(sampling: Sampling) -> pb.Sampling:
     )
     if sampling.logprobs is not None:
         message.logprobs = sampling.logprobs
+    if sampling.prompt_logprobs is not None:
+        message.prompt_logprobs = sampling.prompt_logprobs
     if sampling.constraint is not None:
         message.constraint.CopyFrom(_constraint(sampling.constraint))
     return message

@@ -9,11 +9,16 @@ from .messages import Plan
 
 def work_of(plan: Plan) -> Work:
     """Of the plan's first step."""
-    return of_rows(plan.decodes, plan.starts, plan.counts, plan.samples)
+    return of_rows(plan.decodes, plan.starts, plan.counts, plan.samples, plan.scored)
 
 
-def of_rows(decodes: int, starts: Sequence[int], counts: Sequence[int], samples: Sequence[int]) -> Work:
-    """Of parallel arrays, one element a sequence, the decodes first; `samples` holds the tokens granted."""
+def of_rows(
+    decodes: int, starts: Sequence[int], counts: Sequence[int], samples: Sequence[int], scored: int = 0
+) -> Work:
+    """Of parallel arrays, one element a sequence, the decodes first; `samples` holds the tokens granted.
+
+    `scored` rows go through the head beside those that sample.
+    """
     pairs = 0.0
     for start, count in zip(starts[decodes:], counts[decodes:], strict=True):
         pairs += count * (start + count / 2)
@@ -23,5 +28,5 @@ def of_rows(decodes: int, starts: Sequence[int], counts: Sequence[int], samples:
         context=sum(starts[:decodes]) + decodes,
         chunks=len(starts) - decodes,
         pairs=pairs,
-        sampled=len(samples) - samples.count(0),
+        sampled=len(samples) - samples.count(0) + scored,
     )

@@ -15,6 +15,7 @@ class _Choice:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     cached: int = 0
+    prompt_logprobs: bytes | None = None
     last: Tokens | None = None  # the item with `finish`
 
     def add(self, item: Tokens) -> None:
@@ -29,9 +30,8 @@ class _Choice:
         if tuple(self.tokens[item.position : item.position + len(item.tokens)]) != item.tokens[:skip]:
             raise HistoryDiffers(f"choice {item.choice} of request {item.request} has other tokens")
         if not known:
-            self.cached = (
-                item.cached
-            )  # in a later life the prompt is found in the index that it filled itself
+            # In a later life the prompt is found in the index that it filled itself.
+            self.cached, self.prompt_logprobs = item.cached, item.prompt_logprobs
         self.tokens.extend(fresh)
         if item.logprobs is not None:
             self.logprobs = self.logprobs or []
@@ -50,6 +50,7 @@ class _Choice:
             cached=self.cached,
             logprobs=tuple(self.logprobs) if self.logprobs is not None else None,
             error=last.error if last else error,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
     def item(self, request: str, choice: int) -> Tokens:
@@ -59,13 +60,14 @@ class _Choice:
             request, choice, 0, tuple(self.tokens), last.finish if last else None,
             last.stop_token if last else None, self.cached,
             tuple(self.logprobs) if self.logprobs is not None else None, last.error if last else None,
+            self.prompt_logprobs,
         )  # fmt: skip
 
     def adopt(self, request: str, choice: int, record: ChoiceRecord) -> None:
         """Goes on from what an earlier life left."""
         self.tokens = list(record.tokens)
         self.logprobs = None if record.logprobs is None else list(record.logprobs)
-        self.cached = record.cached
+        self.cached, self.prompt_logprobs = record.cached, record.prompt_logprobs
         if record.finish:
             self.end(request, choice, record.finish, record.stop_token, record.error)
 

@@ -76,6 +76,8 @@ class Sampling(Struct, frozen=True):
     constraint: Constraint | None = None
     allowed_token_ids: tuple[Token, ...] = ()  # no others are drawn; empty: all may be
     bad_words: tuple[Annotated[tuple[Token, ...], Meta(min_length=1)], ...] = ()  # are not generated
+    # As `logprobs`, of the prompt's tokens: all of the prompt is computed for it, whatever is cached.
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=1024)] | None = None
 
 
 class Request(Struct, frozen=True):
@@ -143,6 +145,8 @@ class Tokens(Struct, frozen=True, array_like=True):
     cached: int = 0  # prompt tokens taken from the prefix index when the choice was first scheduled
     logprobs: tuple[TokenLogprob, ...] | None = None  # one for each of `tokens` where asked for
     error: str | None = None
+    # Where asked for, with position 0: of the prompt's tokens but the first, see pillion.contracts.packed.
+    prompt_logprobs: bytes | None = None
 
 
 class Rate(Struct, frozen=True, array_like=True):
@@ -188,6 +192,7 @@ class ChoiceRecord(Struct, frozen=True, array_like=True):
     cached: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    prompt_logprobs: bytes | None = None
 
 
 class Record(Struct, frozen=True):

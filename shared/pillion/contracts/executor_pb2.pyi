@@ -455,6 +455,7 @@ class Sampling(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BAD_WORDS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     temperature: _builtins.float
     top_p: _builtins.float
@@ -466,6 +467,8 @@ class Sampling(_message.Message):
     min_tokens: _builtins.int
     ignore_eos: _builtins.bool
     logprobs: _builtins.int
+    prompt_logprobs: _builtins.int
+    """where no output is there yet: it was brought with the first"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]: ...
     @_builtins.property
@@ -495,14 +498,20 @@ class Sampling(_message.Message):
         constraint: Global___Constraint | None = ...,
         allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         bad_words: _abc.Iterable[Global___Word] | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "constraint", b"constraint", "logprobs", b"logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "constraint", b"constraint", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
@@ -555,8 +564,9 @@ Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
 
 @_typing.final
 class StepResult(_message.Message):
-    """Results of the rows that were to sample, as parallel arrays, over all steps of the plan. A row whose sequence had
-    ended in an earlier one (the plan was sent before the end was known) is left out.
+    """Results of the rows that were to sample or whose prompt's log-probabilities are wanted, as parallel arrays, over all
+    steps of the plan. A row whose sequence had ended in an earlier one (the plan was sent before the end was known) is
+    left out.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -581,6 +591,26 @@ class StepResult(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class PromptLogprobsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STEP_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -593,6 +623,7 @@ class StepResult(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     GAP_SECONDS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     seconds: _builtins.float
     """the plan's time, from its first operation to its last"""
@@ -622,6 +653,10 @@ class StepResult(_message.Message):
     def errors(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
         """slot to message, where finish is ERROR or IMPOSSIBLE"""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.ScalarMap[_builtins.int, _builtins.bytes]:
+        """By slot, where wanted: of the prompt tokens that follow those that were computed; see pillion.contracts.packed."""
+
     def __init__(
         self,
         *,
@@ -637,10 +672,11 @@ class StepResult(_message.Message):
         seconds: _builtins.float = ...,
         gap_seconds: _builtins.float = ...,
         steps: _builtins.int = ...,
+        prompt_logprobs: _abc.Mapping[_builtins.int, _builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "finish", b"finish", "gap_seconds", b"gap_seconds", "incarnation", b"incarnation", "logprob_count", b"logprob_count", "logprobs", b"logprobs", "seconds", b"seconds", "slot", b"slot", "step", b"step", "steps", b"steps", "token_count", b"token_count", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "finish", b"finish", "gap_seconds", b"gap_seconds", "incarnation", b"incarnation", "logprob_count", b"logprob_count", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "seconds", b"seconds", "slot", b"slot", "step", b"step", "steps", b"steps", "token_count", b"token_count", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

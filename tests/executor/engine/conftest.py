@@ -103,6 +103,7 @@ class Sequence:
     finish: int = pb.RUNNING
     error: str = ""
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: bytes = b""
 
     @property
     def output(self) -> list[int]:
@@ -145,7 +146,7 @@ class Driver:
     def start(self, sequence: Sequence, cached: int = 0, blocks: tuple[int, ...] = ()) -> None:
         self.incarnations += 1
         sequence.slot, sequence.incarnation = self.slots.pop(0), self.incarnations
-        sequence.done, sequence.blocks = cached, list(blocks)
+        sequence.done, sequence.blocks, sequence.prompt_logprobs = cached, list(blocks), b""
         self.take.append(sequence)
 
     def drop(self, sequence: Sequence, *, keep_blocks: bool = False) -> None:
@@ -224,6 +225,7 @@ class Driver:
             sequence.tokens.extend(result.tokens[first : first + count])
             sequence.finish = result.finish[index]
             sequence.error = result.errors.get(sequence.slot, "")
+            sequence.prompt_logprobs += dict(result.prompt_logprobs).get(sequence.slot, b"")
             first += count
             count = result.logprob_count[index]
             sequence.logprobs.extend(result.logprobs[first_logprob : first_logprob + count])

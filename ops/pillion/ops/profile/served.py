@@ -76,7 +76,7 @@ def _gather(entries: Iterable[Entry], found: Served) -> None:
 
 
 def _work(plan: Planned) -> Work:
-    return of_rows(plan.decodes, plan.starts, plan.counts, plan.samples)
+    return of_rows(plan.decodes, plan.starts, plan.counts, plan.samples, plan.scored)
 
 
 def fitted(alone: StepTime, steps: Sequence[Step], ways: Ways) -> StepTime:

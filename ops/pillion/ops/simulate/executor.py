@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pillion.scheduler.messages import Plan, RowResult
 from pillion.scheduler.repeat import MOST
-from pillion.scheduler.work import of_rows
+from pillion.scheduler.work import of_rows, work_of
 from pillion.steptime import Work
 
 TOKEN = 7
@@ -82,7 +82,7 @@ class Executor:
     def _works(plan: Plan, ended: list[int]) -> tuple[Work, ...]:
         """Rows whose sequence has ended are not computed, nor is a step that has no others."""
         if plan.steps == 1 and not ended:
-            return (of_rows(plan.decodes, plan.starts, plan.counts, plan.samples),)
+            return (work_of(plan),)
         works: list[Work] = []
         for step in range(plan.steps):
             # Of a plan of several steps all rows are decodes, each with its own number of them.

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from pillion.contracts.entries import Request, Sampling
 from pillion.gateway.protocol.errors import bad, contradiction
-from pillion.gateway.protocol.request import Generation, Wishes
+from pillion.gateway.protocol.request import Generation, Output, Wishes
 from pillion.modelfiles import SamplingDefaults
 
 _SEED_MASK = (1 << 63) - 1
+MOST_SCORED = 1 << 18
+"""Log-probabilities of prompt tokens that a request may get, alternatives included: 8 bytes each are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def entry(
             longest = max(map(len, prompts), default=0)
             max_tokens = max(1, min(max_tokens, limits.max_model_len - longest))
     _context(asked, prompts, limits)
+    _scored(asked.output, prompts)
     _drawable(asked.wishes, limits, bad_words, constrained=asked.shape is not None)
     return Request(
         id=envelope.id,
@@ -155,6 +158,20 @@ def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits
         )
 
 
+def _scored(output: Output, prompts: Sequence[Sequence[int]]) -> None:
+    """All that is told of the prompts is held until the answer is sent, and kept with it."""
+    if output.scored is None:
+        return
+    wanted = sum(map(len, prompts)) * output.n * (output.scored + 1)
+    if wanted > MOST_SCORED:
+        raise bad(
+            "logprobs" if output.prompt_logprobs is None else "prompt_logprobs",
+            f"The request asks for {wanted} log probabilities of prompt tokens (tokens times choices times "
+            f"alternatives and the token itself); at most {MOST_SCORED} are told. Ask for fewer.",
+            "out_of_range",
+        )
+
+
 def _drawable(
     wishes: Wishes, limits: Limits, bad_words: tuple[tuple[int, ...], ...], *, constrained: bool
 ) -> None:
@@ -208,4 +225,5 @@ def _sampling(
         allowed_token_ids=wishes.allowed_token_ids,
         bad_words=bad_words,
         constraint=None if asked.shape is None else asked.shape.constraint,
+        prompt_logprobs=asked.output.scored,
     )

@@ -128,6 +128,11 @@ def _generation(
     if max_tokens is None and completion:
         # At least one of both holds; min_tokens alone means that so many are wanted.
         max_tokens = max(COMPLETION_MAX_TOKENS, asked["min_tokens"])
+    if max_tokens == 0 and not asked.get("echo"):
+        name = "max_completion_tokens" if asked["max_tokens"] is None else "max_tokens"
+        raise bad(name, f"{name} must be at least 1; with echo it may be 0.", "out_of_range")
+    if asked["prompt_logprobs"] is not None and asked["stream"]:
+        raise bad("prompt_logprobs", "prompt_logprobs needs stream to be false.", "invalid_value")
     if max_tokens is not None and asked["min_tokens"] > max_tokens:
         raise bad("min_tokens", f"min_tokens must be at most max_tokens, {max_tokens}.", "out_of_range")
     options = _stream_options(asked)
@@ -144,6 +149,9 @@ def _generation(
             skip_special=asked["skip_special_tokens"],
             logprobs=logprobs,
             echo=asked.get("echo", False),
+            prompt_logprobs=asked["prompt_logprobs"],
+            scored=_scored(asked, logprobs),
+            only_prompt=max_tokens == 0,
             include_usage=options["include_usage"],
             continuous_usage=options["continuous_usage_stats"],
             token_ids=asked["return_token_ids"],
@@ -170,12 +178,18 @@ def _generation(
         tools=may_call,
         shape=shape(asked),
         model=asked["model"],
-        max_tokens=max_tokens,
+        max_tokens=1 if max_tokens == 0 else max_tokens,
         keep=_keep(asked),
         priority=asked["priority"],
         cache_salt=asked["cache_salt"] or "",
         label=asked["request_id"],
     )
+
+
+def _scored(asked: dict[str, Any], logprobs: int | None) -> int | None:
+    """An echoed prompt's tokens are told of as the answer's are."""
+    wanted = (asked["prompt_logprobs"], logprobs if asked.get("echo") else None)
+    return max((k for k in wanted if k is not None), default=None)
 
 
 def _max_tokens(asked: dict[str, Any]) -> int | None:

@@ -102,6 +102,9 @@ class Output:
     skip_special: bool = True
     logprobs: int | None = None  # None: none; else so many alternatives a token
     echo: bool = False
+    prompt_logprobs: int | None = None  # as `logprobs`, of the prompt's tokens
+    scored: int | None = None  # so many alternatives of each prompt token are needed, for either
+    only_prompt: bool = False  # what is generated, one token, is not shown
     include_usage: bool = False  # a last chunk with the usage
     continuous_usage: bool = False  # usage in every chunk
     token_ids: bool = False

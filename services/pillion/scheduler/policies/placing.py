@@ -63,6 +63,12 @@ def prefill_start(roster: Roster) -> int | None:
     return 0 if any(sequence.priority > first for sequence in roster.decoding) else None
 
 
+def scored(roster: Roster) -> bool:
+    """Whether rows of the prompts that come next go through the head."""
+    _, prefilling, waiting = roster.turn
+    return any(sequence.scores for sequence in (*prefilling, *waiting[:1]))
+
+
 def decode(roster: Roster, draft: Draft, ready: list[Sequence], most: int) -> None:
     """Gives each a token, or so many of them in turns; some may send others back for their blocks."""
     if most < len(ready):

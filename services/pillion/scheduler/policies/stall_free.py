@@ -4,7 +4,7 @@ from ..budget import Allowance, Budget, one_prompt
 from ..plan import Draft
 from ..roster import Roster
 from ..sequence import Sequence
-from .placing import Room, decode, prefill, prefill_start, ready, unfinished
+from .placing import Room, decode, prefill, prefill_start, ready, scored, unfinished
 from .turn import Turn
 
 
@@ -16,17 +16,15 @@ class StallFree:
 
     def compose(self, roster: Roster, draft: Draft, budget: Budget) -> int:
         decodes = ready(roster, draft)
-        streams = bool(decodes or unfinished(roster))
-        allowed = self.allow(budget, decodes, prefill_start(roster), streams)
+        allowed = self.allow(budget, decodes, roster)
         decode(roster, draft, decodes, allowed.decodes)
         prefill(roster, draft, self.room(draft, budget, allowed), budget.tile)
         return allowed.tokens
 
-    def allow(
-        self, budget: Budget, decodes: list[Sequence], prefill_start: int | None, streams: bool
-    ) -> Allowance:
-        """`streams`: whether any decodes, in this step or in one beside it."""
-        return budget.allow(len(decodes), sum([s.computed for s in decodes]), prefill_start, streams)
+    def allow(self, budget: Budget, decodes: list[Sequence], roster: Roster) -> Allowance:
+        context = sum([s.computed for s in decodes])
+        streams = bool(decodes or unfinished(roster))  # in this step or in one beside it
+        return budget.allow(len(decodes), context, prefill_start(roster), streams, scored(roster))
 
     def full(self, budget: Budget, decodes: int, context: int) -> Allowance:
         """Of a step with all the prompt tokens that it may have."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pillion.gateway.protocol import forms
-from pillion.gateway.protocol.entry import MOST_SCORED, Envelope, Limits, cut, entry
+from pillion.gateway.protocol.entry import MOST_SCORED, MOST_STREAMED, Envelope, Limits, cut, entry
 from pillion.gateway.protocol.errors import ApiError
 from pillion.modelfiles import SamplingDefaults
 
@@ -117,7 +117,7 @@ def test_how_much_is_told_of_prompts_is_bounded() -> None:
     def most(**asked: Any) -> int:
         wanted = forms.completion({"prompt": [1], "max_tokens": 1} | asked)
         limits = Limits(1 << 20, 100, 99)
-        prompt = [5] * (MOST_SCORED // 8)
+        prompt = [5] * ((MOST_STREAMED if asked.get("stream") else MOST_SCORED) // 8)
         for parts in range(1, 9):
             try:
                 made = entry(wanted, [prompt] * parts, limits, SamplingDefaults(), ENVELOPE)
@@ -130,5 +130,5 @@ def test_how_much_is_told_of_prompts_is_bounded() -> None:
     refused: list[str | None] = []
     assert (most(), most(echo=True), most(logprobs=3)) == (8, 8, 8) and not refused
     assert (most(prompt_logprobs=0), most(prompt_logprobs=1), most(prompt_logprobs=1, n=2)) == (8, 4, 2)
-    assert (most(echo=True, logprobs=1), most(echo=True, logprobs=7)) == (4, 1)
+    assert (most(echo=True, logprobs=1), most(echo=True, logprobs=7, stream=True)) == (4, 1)
     assert refused == ["prompt_logprobs", "prompt_logprobs", "logprobs", "logprobs"]

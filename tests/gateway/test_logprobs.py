@@ -157,7 +157,7 @@ def test_a_replica_that_does_not_tell_all_is_found_out(demo_model: Any, brought:
     answer.feed(Tokens("r", 0, 0, (9,), "length", prompt_logprobs=brought))
     assert not answer.done, "else it would be sent"
     assert isinstance(answer.failed, ApiError) and answer.failed.status == 500
-    assert "of the prompt's 4 tokens" in answer.failed.message
+    assert "did not bring the prompt's log probabilities" in answer.failed.message
 
 
 def test_of_tokens_with_one_name_the_likelier_is_told(demo_model: Any) -> None:

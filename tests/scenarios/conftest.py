@@ -35,6 +35,7 @@ class Stream:
         self.tokens: list[int] = []
         self.finish: str | None = None
         self.replicas: list[str] = []  # that brought a part, in order
+        self.prompt_logprobs: bytes | None = None
 
     def add(self, item: Tokens, replica: str) -> bool:
         """False for a gap. A position that is known must bring the token that is known."""
@@ -44,6 +45,9 @@ class Stream:
         skip = known - item.position
         held = self.tokens[item.position : item.position + len(item.tokens)]
         assert list(item.tokens[:skip]) == held, "a journalled position has changed"
+        told = item.prompt_logprobs or self.prompt_logprobs
+        assert self.prompt_logprobs in (None, told), "what was told of the prompt has changed"
+        self.prompt_logprobs = told
         if item.tokens[skip:] and replica not in self.replicas[-1:]:
             self.replicas.append(replica)
         self.tokens += item.tokens[skip:]

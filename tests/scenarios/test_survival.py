@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from pillion.bus.journal import read_record
+from pillion.contracts.entries import Sampling
+from tests.bus_client import READ
+
 
 @pytest.fixture
 def stack(processes: Any, tiny_model: Any) -> Any:
@@ -45,7 +49,10 @@ class TestFlushall:
         first = stack.start("scheduler")
         stack.start("admission")
         await gateway.ready()
-        wanted = [ask("a", output=700), ask("b", 40, output=600), ask("c", 300, output=500)]
+        scored = Sampling(seed=5, ignore_eos=True, prompt_logprobs=1)
+        wanted = [
+            ask("a", output=700), ask("b", 40, output=600), ask("c", 300, output=500, sampling=scored)
+        ]  # fmt: skip
         alone = await undisturbed(*wanted)
         await gateway.submit(*wanted)
         await gateway.until(lambda: all(gateway.count(one.id) >= 20 for one in wanted))
@@ -65,6 +72,10 @@ class TestFlushall:
         assert {one.id: gateway.streams[one.id].tokens for one in wanted} == alone
         await said(stack, "scheduler", "goes on with 3 requests of a predecessor")
         assert not gateway.restarted, "what the journal has is not published again from the start"
+        told = await read_record(gateway.connection, gateway.keys, "c", READ)
+        assert told is not None and len(told.choices[0].prompt_logprobs or b"") == 299 * 16
+        assert told.choices[0].prompt_logprobs == gateway.streams["c"].prompt_logprobs
+        assert gateway.streams["c"].prompt_logprobs == gateway.streams["c-alone"].prompt_logprobs
         await until(lambda: nothing_left(gateway))
 
     async def test_runs_nothing_twice_among_replicas(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pillion.contracts.entries import TokenLogprob, Tokens
+from pillion.contracts.packed import unpack
 from pillion.gateway import position
 from pillion.gateway.calls import identity
 from pillion.gateway.logprobs import Json, Teller
@@ -202,7 +203,7 @@ class _Collected:
 
     parts: list[Part] = field(default_factory=list)
     shown: list[Shown] = field(default_factory=list)
-    prompt: tuple[TokenLogprob, ...] | None = None
+    prompt: bytes | None = None
     finish: str | None = None
     stop_reason: str | int | None = None
 
@@ -242,12 +243,15 @@ class _Form:
             "choices": choices,
         }
 
-    def _prompt(self, choice: int, prompt: Sequence[TokenLogprob] | None) -> Json:
+    def _prompt(self, choice: int, prompt: bytes | None) -> Json:
         alternatives = self.spec.prompt_logprobs
         if alternatives is None or prompt is None:
             return {}
         tokens = self.head.prompts[choice // self.spec.n]
-        return {"prompt_logprobs": self.teller.prompt(tokens, prompt, alternatives)}
+        return {"prompt_logprobs": self.teller.prompt(tokens, self._unpacked(prompt), alternatives)}
+
+    def _unpacked(self, prompt: bytes) -> list[TokenLogprob]:
+        return unpack(prompt, self.spec.scored or 0)
 
     def _ids(self, shown: Iterable[Shown]) -> Json:
         return {"token_ids": [entry.token for entry in shown]} if self.spec.token_ids else {}
@@ -389,7 +393,7 @@ class _Completion(_Form):
         delta: Delta,
         text: str,
         shown: Sequence[Shown] = (),
-        prompt: Sequence[TokenLogprob] | None = None,
+        prompt: bytes | None = None,
     ) -> Json:
         return {
             "index": delta.choice,
@@ -403,7 +407,7 @@ class _Completion(_Form):
         self,
         choice: int,
         shown: Sequence[Shown],
-        prompt: Sequence[TokenLogprob] | None = None,
+        prompt: bytes | None = None,
         always: bool = False,
     ) -> Json | None:
         """Of the prompt's tokens, where it is echoed and they are known, then of the answer's."""
@@ -411,5 +415,6 @@ class _Completion(_Form):
             return None
         text, echoed = self._echo(choice), []
         if self.spec.echo and prompt is not None:
-            echoed = self.teller.echoed(self.head.prompts[choice // self.spec.n], text, prompt)
+            tokens = self.head.prompts[choice // self.spec.n]
+            echoed = self.teller.echoed(tokens, text, self._unpacked(prompt))
         return self.teller.columns(echoed, shown, len(text))

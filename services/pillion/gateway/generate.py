@@ -73,7 +73,7 @@ async def generate(
         account = state.accounts.open(request, answer, label, span, start)
         call = Call(request, head, answer, account, state.bus, once)
         with state.live(call):
-            return await reply(http, call, running(call, account, call.submit))
+            return await reply(http, call, running(call, account, call.submit), state.texter)
 
 
 def who_asks(http: web.Request, sender: Sender) -> Who:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pillion.contracts.entries import TokenLogprob, Tokens
-from pillion.contracts.packed import unpack
+from pillion.contracts.packed import size
 from pillion.gateway.protocol.errors import CONTRADICTION, ApiError
 from pillion.gateway.protocol.request import Output
 from pillion.gateway.reading import reader
@@ -42,9 +42,7 @@ class Delta:
     parts: tuple[Part, ...]
     shown: tuple[Shown, ...] = ()
     first: bool = False
-    prompt: tuple[TokenLogprob, ...] | None = (
-        None  # of its tokens but the first; with `first`, where asked for
-    )
+    prompt: bytes | None = None  # what is told of it, packed; with `first`, where it is asked for
     finish: str | None = None  # "stop", "length" or "tool_calls", on the last one
     stop_reason: str | int | None = None  # the stop string or stop id that ended it
 
@@ -104,8 +102,8 @@ class Choice:
         self._decoded = 0  # characters that the detokenizer gave
         self._released = 0  # characters that the client got
         self._first = True
-        self._prompt: tuple[TokenLogprob, ...] | None = None
-        self._prompt_length = prompt
+        self._prompt: bytes | None = None
+        self._told_of = prompt - 1  # tokens of the prompt
         self._failed: ApiError | None = None
         self._shown: list[Shown] = []  # entries that no delta has brought yet
 
@@ -120,7 +118,7 @@ class Choice:
         if not self.known:
             self.cached = item.cached  # a later life of the request finds in the index what this one computed
             if self._spec.scored is not None and item.tokens:
-                self._unpack(item.prompt_logprobs or b"", self._spec.scored)
+                self._take_prompt(item.prompt_logprobs or b"", self._spec.scored)
         count, thinking = self.count, self._reader.thinking
         text = self._push(item)
         parts = self._reader.push(text)
@@ -138,18 +136,17 @@ class Choice:
                 self.finish = "tool_calls"
         return self._delta(text, parts, item)
 
-    def _unpack(self, packed: bytes, alternatives: int) -> None:
-        """Raises ApiError where a replica of another release did not bring them: nothing is shown then."""
-        told = unpack(packed, alternatives)
-        if len(told) != self._prompt_length - 1:
+    def _take_prompt(self, packed: bytes, alternatives: int) -> None:
+        """Raises ApiError where a replica of another release did not tell of it: nothing is shown then."""
+        if len(packed) != self._told_of * size(alternatives):
             self._failed = ApiError(
                 500,
-                f"The replica told of {len(told)} of the prompt's {self._prompt_length} tokens.",
+                "The replica did not bring the prompt's log probabilities.",
                 type="server_error",
                 code="generation_failed",
             )
             raise self._failed
-        self._prompt = tuple(told)
+        self._prompt = packed
 
     def _push(self, item: Tokens) -> str:
         if item.position < self.known or not item.tokens:

@@ -9,6 +9,7 @@ from aiohttp import web
 from pillion.gateway import sse
 from pillion.gateway.answers import Event
 from pillion.gateway.call import Call
+from pillion.gateway.model import Texter
 from pillion.gateway.protocol.errors import ApiError
 
 ACCEPT = 0.25  # seconds in which a refusal still gets an HTTP status; then the stream's headers go out
@@ -17,18 +18,26 @@ KEEPALIVE = 10.0  # seconds without an event, after which a comment is sent
 Run = AbstractAsyncContextManager[Call]
 
 
-async def reply(http: web.Request, call: Call, run: Run, known: Sequence[Event] = ()) -> web.StreamResponse:
+async def reply(
+    http: web.Request, call: Call, run: Run, texter: Texter, known: Sequence[Event] = ()
+) -> web.StreamResponse:
     """Answers in the form that the request asked for. `run` begins the call and sees to its end; `known`
     events come first. Raises ApiError as long as nothing was sent.
     """
-    return await (_stream(http, call, run, known) if call.answer.spec.stream else _whole(call, run))
+    return await (_stream(http, call, run, known) if call.answer.spec.stream else _whole(call, run, texter))
 
 
-async def _whole(call: Call, run: Run) -> web.Response:
+async def _whole(call: Call, run: Run, texter: Texter) -> web.Response:
     async with run:
         while not call.answer.done:
             await call.events(KEEPALIVE)
-    return web.Response(body=msgspec.json.encode(call.answer.whole()), content_type="application/json")
+
+    def body() -> bytes:
+        return msgspec.json.encode(call.answer.whole())
+
+    # What is told of a long prompt takes its time, in which streams go on.
+    made = body() if call.answer.spec.scored is None else await texter(body)
+    return web.Response(body=made, content_type="application/json")
 
 
 async def _stream(http: web.Request, call: Call, run: Run, known: Sequence[Event]) -> web.StreamResponse:

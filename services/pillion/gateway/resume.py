@@ -111,7 +111,7 @@ async def resume(state: State, http: web.Request, sender: Sender, standing: Stan
                 if former is not None:
                     former.move()
 
-            return await reply(http, call, running(call, account, begin), known)
+            return await reply(http, call, running(call, account, begin), state.texter, known)
 
 
 async def _left_alone(state: State, standing: Standing) -> Standing:

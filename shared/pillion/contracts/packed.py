@@ -22,6 +22,11 @@ def pack(logprobs: Iterable[TokenLogprob], k: int) -> bytes:
     return bytes(packed)
 
 
+def size(k: int) -> int:
+    """Bytes of a token."""
+    return _form(k).size
+
+
 def unpack(packed: bytes, k: int) -> list[TokenLogprob]:
     """Raises ValueError for what is no whole number of tokens."""
     form = _form(k)

@@ -88,7 +88,7 @@ def build(toy, seen, policy, stages):
                 cache_salt=salt,
                 regex=regex if self.places else "",
                 arrival=float(self.count),
-                prompt_logprobs=0 if share % 3 == 0 else None,
+                prompt_logprobs=0 if share % 5 == 0 else None,
             )
             if resumed > 20:
                 tokens, _ = toy.expected(request, 0, LONGEST)

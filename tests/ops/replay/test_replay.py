@@ -199,7 +199,7 @@ def test_whatever_a_core_is_made_of_is_in_a_checkpoint_or_follows_from_it():
         (
             budget,
             {"cost"},
-            {"tile", "most", "limit", "target", "_stages", "_least", "_turns", "_left", "_grown"}
+            {"tile", "most", "limit", "target", "stages", "_least", "_turns", "_left", "_grown"}
             | {"_repeated"},
         ),
         (budget.cost, {"_products", "_targets", "_high", "coefficients", "steps"}, {"_tile"}),

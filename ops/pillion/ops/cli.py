@@ -212,6 +212,7 @@ def bench() -> None:
     metavar="FILE",
     help="keep the raw result here, as JSON",
 )
+@click.option("--report", metavar="FILE", help="write a report here: FILE.html, .json and .csv")
 @config_options("bench load")
 def bench_load(config: str | None, **flags: Any) -> None:
     """Measure what clients see of a server, and how near it comes to what the machine allows.
@@ -226,7 +227,7 @@ def bench_load(config: str | None, **flags: Any) -> None:
     """
     from pillion.ops.bench import command
 
-    names = ("urls", "cases", "seed", "repeats", "model", "metrics", "threads", "output")
+    names = ("urls", "cases", "seed", "repeats", "model", "metrics", "threads", "output", "report")
     chosen = {name: flags.pop(name) for name in names}
     command.load(configure(flags, config), **chosen)
 

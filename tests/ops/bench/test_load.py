@@ -15,6 +15,7 @@ from pillion.ops.bench.load import notes
 from pillion.ops.bench.report import cell, shown
 from pillion.ops.cli import main
 from pillion.ops.processes import ROLES
+from pillion.ops.report import read
 from pillion.ops.rig import Rig
 
 
@@ -42,6 +43,7 @@ def ceilings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_stack_is_measured(rig: Rig, ceilings: list[int], tmp_path: Path) -> None:
     raw = tmp_path / "load.json"
     arguments = ["--case", "A", "--case", "E", "--repeats", "2", "--seed", "7", "--output", str(raw)]
+    arguments += ["--report", str(tmp_path / "told")]
     done = CliRunner().invoke(
         main,
         [
@@ -58,6 +60,7 @@ def test_a_stack_is_measured(rig: Rig, ceilings: list[int], tmp_path: Path) -> N
     )
     assert done.exit_code == 0, done.output
     result = json.loads(raw.read_bytes())
+    assert read(tmp_path / "told").raw == result
     (server,) = result["servers"]
     assert (server["url"], server["quantization"]) == (rig.url, "none")
     assert [len(server["cases"][case]) for case in "AE"] == [2, 2]

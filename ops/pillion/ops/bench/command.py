@@ -17,6 +17,7 @@ def load(
     repeats: int,
     model: str | None,
     output: str | None,
+    report: str | None,
     metrics: tuple[str, ...],
     threads: int | None,
 ) -> None:
@@ -26,6 +27,7 @@ def load(
         from pillion.ops.bench.ceilings import NoCeilings
         from pillion.ops.bench.load import Options, run
         from pillion.ops.bench.server import NoServer
+        from pillion.ops.report import NoReport
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed; pip install 'pillion[bench]'", 1)
     try:
@@ -37,8 +39,8 @@ def load(
         fail("give one --metrics for each --url, in the same order", 2)
     options = Options(urls, cases or tuple(CASES), seed, repeats, model, server.key, metrics, threads)
     try:
-        run(config, options, Path(output) if output else None)
-    except (NoServer, Failed, NoCeilings) as error:
+        run(config, options, Path(output) if output else None, report)
+    except (NoServer, Failed, NoCeilings, NoReport) as error:
         fail(str(error), 1)
 
 

@@ -26,8 +26,10 @@ from pillion.ops.bench.ceilings import Ceilings, best, ceilings_of
 from pillion.ops.bench.client import session
 from pillion.ops.bench.floor import floor
 from pillion.ops.bench.inside import Inside, find
+from pillion.ops.bench.load_report import report
 from pillion.ops.bench.report import headline, told
 from pillion.ops.bench.server import Server
+from pillion.ops.report import write
 from pillion.words import counted
 
 _GAPS = ("gap_ms", "gap_during_ms")
@@ -47,15 +49,17 @@ class Options:
     threads: int | None = None  # of the ceilings; else the executors'
 
 
-def run(config: Config, options: Options, output: Path | None) -> None:
-    """Measures, shows a table, and keeps the raw result as JSON.
+def run(config: Config, options: Options, output: Path | None, page: str | None = None) -> None:
+    """Measures, shows a table, keeps the raw result as JSON and a report.
 
-    `config` tells where the stacks of this machine are. Raises NoServer, Failed, NoCeilings.
+    `config` tells where the stacks of this machine are. Raises NoServer, Failed, NoCeilings, NoReport.
     """
     result = uvloop.run(measure(config, options))
     if output:
         output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     told(result)
+    for path in write(report(result), page) if page else ():
+        click.echo(f"written: {path}")
 
 
 @dataclass(slots=True)

@@ -5,9 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+from typing import Any
 
-from pillion.grammar.wire import CURRENT, NOBODY
+from pillion.grammar.wire import CURRENT, NOBODY, receive, send
 from pillion.modelfiles import Located
 
 PATIENCE = 30.0  # seconds without an answer; a process that was stopped counts as dead then
@@ -23,6 +25,31 @@ class End:
     overrun: bool
 
 
+class Line:
+    """A socket that one thread uses and any may close, but never while it is in use: its number may at once
+    be another socket's, and who has just begun to wait would wait there.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._using = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        """Raises OSError where the other side is gone, or this one closed."""
+        with self._using:
+            send(self._link, message)
+
+    def receive(self) -> bytes:
+        """One frame's payload. Raises EOFError where the other side is gone, and OSError."""
+        with self._using:
+            return receive(self._link)
+
+    def close(self) -> None:
+        """Waits for who uses it: where the other side is gone, that takes no time."""
+        with self._using:
+            self._link.close()
+
+
 class Child:
     """Its masks lie in `shared`, the memory of the file with this descriptor."""
 
@@ -32,10 +59,12 @@ class Child:
         CURRENT.pack_into(shared, 0, NOBODY, NOBODY)
         self._shared = shared
         self._end: End | None = None
-        self.link, others = socket.socketpair()
-        self.compiling, places = socket.socketpair()  # what comes by it is done beside the rest
-        self.link.settimeout(PATIENCE)
-        self.compiling.settimeout(PATIENCE)
+        link, others = socket.socketpair()
+        compiling, places = socket.socketpair()
+        link.settimeout(PATIENCE)
+        compiling.settimeout(PATIENCE)
+        self.link = Line(link)
+        self.compiling = Line(compiling)  # what comes by it is done beside the rest
         with others, places:
             passed = others.fileno(), places.fileno(), file
             arguments = (located.kind, located.path, vocab_size, seconds, *passed)

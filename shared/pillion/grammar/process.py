@@ -23,8 +23,6 @@ from pillion.grammar.wire import (
     Made,
     Mask,
     Open,
-    receive,
-    send,
     width,
 )
 from pillion.modelfiles import Located
@@ -115,8 +113,8 @@ class Grammars:
         for _ in range(TRIES):
             child = self._living()
             try:
-                send(child.compiling, Compile(place, constraint))
-                receive(child.compiling)
+                child.compiling.send(Compile(place, constraint))
+                child.compiling.receive()
             except (EOFError, OSError):
                 end = self._bury(child)
                 if end.place is not None and (end.overrun or suspect):
@@ -255,13 +253,13 @@ class Grammars:
     def _send(self, child: Child, message: Any) -> None:
         """Where the process is gone its next answer finds it out."""
         with suppress(OSError):
-            send(child.link, message)
+            child.link.send(message)
 
     def _await(self, decoder: "msgspec.msgpack.Decoder[Any]") -> Any:
         """From the process that was told last. Raises Ended."""
         assert self._told is not None
         try:
-            return decoder.decode(receive(self._told.link))
+            return decoder.decode(self._told.link.receive())
         except (EOFError, OSError):
             raise Ended(self._bury(self._told)) from None
 

@@ -36,7 +36,7 @@ def test_no_step_moves_it_far_and_none_out_of_its_bounds(ratios):
 @pytest.mark.parametrize(("ratio", "bound"), [(1000.0, MOST), (0.001, LEAST)])
 def test_what_is_further_off_than_the_bounds_stays_at_them(ratio, bound):
     cost = Corrected(MODEL)
-    for _ in range(1000):
+    for _ in range(2000):
         cost.learn(LARGE, ratio * MODEL.seconds(LARGE))
     assert cost.factors == (bound, bound)
 
@@ -111,6 +111,34 @@ def test_it_follows_a_machine_that_drifts_and_budgets_follow_it(toy):
     for taken in (fast[50:], drifting, slow[50:], again):
         tokens = [tokens for tokens, _ in taken]
         assert max(abs(a - b) for a, b in pairwise(tokens)) <= 2 * tile
+
+
+@pytest.mark.parametrize(("wrong", "steps"), [(10.0, 60), (0.1, 1500)])
+def test_a_model_that_is_wrong_by_ten_times_keeps_the_target_and_lets_prompts_in(toy, wrong, steps):
+    """`wrong`: how many times as long as it says a step takes. One that is too quick is found out at once, so
+    that streams are late for a moment only; one that is too slow costs prompts some seconds.
+    """
+    settings, facts = toy.settings(slo_tbt=0.1), toy.facts(max_step_tokens=512)
+    right = Budget(settings, facts, MODEL).allow(8, 2400, 0).tokens
+    # The machine takes what MODEL says, and the file says less, or more.
+    file = StepTime(
+        base=MODEL.base / wrong,
+        rows=Curve(MODEL.rows.at, tuple(seconds / wrong for seconds in MODEL.rows.seconds)),
+        sampled=Curve(MODEL.sampled.at, tuple(seconds / wrong for seconds in MODEL.sampled.seconds)),
+        pair=MODEL.pair / wrong,
+        context=MODEL.context / wrong,
+    )
+    budget = Budget(settings, facts, file)
+    assert budget.allow(8, 2400, 0).tokens == pytest.approx(512 if wrong > 1 else 16, abs=32)
+    taken = []
+    for _ in range(steps + 200):
+        tokens = budget.allow(8, 2400, 0).tokens
+        chunk = tokens - 8
+        work = Work(tokens, 8, 2408, 1, chunk * chunk / 2, 8)
+        taken.append((tokens, MODEL.seconds(work)))
+        budget.cost.learn(work, MODEL.seconds(work))
+    assert all(seconds <= 0.1 * 1.05 for _, seconds in taken[steps:])
+    assert min(tokens for tokens, _ in taken[steps:]) >= 0.8 * right
 
 
 def test_the_largest_tile_multiple_that_is_seldom_late(toy):

@@ -3,15 +3,15 @@
 Two factors follow quantiles of the ratio measured / predicted: the middle tells when a step will end, the
 high one what a step seldom exceeds, and that is what a budget is made from. Each step moves a factor by a
 fixed share, up where the step took longer, down where it did not, so that one hiccup counts as one step and
-no factor swings: where steps are as before, it moves within a few percent. Factors stay within bounds: what
-is further off is no drift but another model or machine, for which `pillion profile` is to be run again.
+no factor swings: where steps are as before, it moves within a few percent. Factors stay within bounds, which
+are wide: a file of another model or machine costs its first hundreds of steps, and then keeps the target too.
 """
 
 from math import exp
 
 from pillion.steptime import StepTime, Work
 
-LEAST, MOST = 0.5, 2.0
+LEAST, MOST = 1 / 16, 16.0
 MIDDLE, HIGH = 0.5, 0.95
 SLOW, FAST = (
     0.02,

@@ -162,8 +162,8 @@ STEP_CORRECTION = Metric(
     "pillion_step_correction_ratio",
     "gauge",
     "scheduler",
-    "By what the cost model is corrected, 0.5 to 2: `middle` is what steps take over what it says (1 where it"
-    " is learned), `high` what one in twenty exceeds, from which budgets are made.",
+    "By what the cost model is corrected, 1/16 to 16: `middle` is what steps take over what it says (1 where"
+    " it is learned), `high` what one in twenty exceeds, from which budgets are made.",
     ("level",),
 )
 CHUNK_TOKENS = Metric("pillion_chunk_tokens", "histogram", "scheduler", "Prompt tokens a chunk.", (), _TOKENS)

@@ -285,12 +285,14 @@ def bench_kernels(config: str | None, **flags: Any) -> None:
     metavar="FILE",
     help="keep the raw result here, as JSON",
 )
+@click.option("--report", metavar="FILE", help="write a report here: FILE.html, .json and .csv")
 @config_options("bench quality")
-def bench_quality(config: str | None, text: str | None, output: str | None, **flags: Any) -> None:
+def bench_quality(config: str | None, **flags: Any) -> None:
     """Measure what 8 and 4-bit weights and int8 KV cost: a text's perplexity, likeliest tokens kept."""
     from pillion.ops.bench import command
 
-    command.quality(configure(flags, config), text, output)
+    chosen = {name: flags.pop(name) for name in ("text", "output", "report")}
+    command.quality(configure(flags, config), **chosen)
 
 
 bench.add_command(traffic)

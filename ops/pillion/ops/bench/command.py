@@ -68,14 +68,15 @@ def kernels(
         fail(str(error), 1)
 
 
-def quality(config: Config, text: str | None, output: str | None) -> None:
+def quality(config: Config, text: str | None, output: str | None, report: str | None) -> None:
     """Measures what a form of the weights or of KV costs. Ends the process where it cannot."""
     try:
         from pillion.modelfiles import ModelFileError
         from pillion.ops.bench.quality import TEXT, run
+        from pillion.ops.report import NoReport
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed; pip install 'pillion[bench,executor,gateway]'", 1)
     try:
-        run(config, Path(text) if text else TEXT, Path(output) if output else None)
-    except (ModelFileError, ConfigError, OSError, UnicodeDecodeError) as error:
+        run(config, Path(text) if text else TEXT, Path(output) if output else None, report)
+    except (ModelFileError, ConfigError, NoReport, OSError, UnicodeDecodeError) as error:
         fail(str(error), 1)

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Column, Table
 
 from pillion.config import Config
 from pillion.executor.loading import load
 from pillion.gateway.tokenizer import load_tokenizer
 from pillion.modelfiles import locate
+from pillion.ops.report import Axis, Figure, Points, Report, Series, Table, tell, write
+from pillion.ops.report.origin import origin
 
 TEXT = Path(__file__).parent / "public_domain.txt"
 WINDOW = 512  # tokens that are judged as one sequence
@@ -23,15 +23,16 @@ FORMS = (("none", "auto"), ("int8", "auto"), ("gguf", "auto"), ("none", "int8"))
 """Of weights and of KV."""
 
 
-def run(config: Config, text: Path, output: Path | None) -> None:
+def run(config: Config, text: Path, output: Path | None, page: str | None = None) -> None:
     """Compares weights in int8 and 4 bit, and KV in int8, with both as they are.
 
-    Raises ModelFileError, ConfigError, OSError.
+    Raises ModelFileError, ConfigError, OSError, NoReport.
     """
     result = measure(config, text)
     if output:
         output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-    told(result)
+    made = report(result)
+    tell(made, write(made, page) if page else ())
 
 
 def measure(config: Config, text: Path, forms: Sequence[tuple[str, str]] = FORMS) -> dict[str, Any]:
@@ -65,17 +66,46 @@ def judge(config: Config, tokens: Sequence[int]) -> tuple[float, list[int]]:
     return math.exp(-total / count), likeliest
 
 
-def told(result: dict[str, Any]) -> None:
-    console = Console()
-    console.print(f"{result['model']}: {result['tokens']} tokens of {result['text']}", highlight=False)
-    table = Table(
-        "weights", "KV", *(Column(name, justify="right") for name in ("perplexity", "more", "same token"))
-    )
+def report(result: dict[str, Any]) -> Report:
+    """Of the raw result."""
     base = result["forms"][0]["perplexity"]
-    for form in result["forms"]:
-        more = 100 * (form["perplexity"] / base - 1)
-        table.add_row(
-            form["quantization"], form["kv_cache_dtype"],
-            f"{form['perplexity']:.3f}", f"{more:+.2f} %", f"{100 * form['agreement']:.1f} %",
-        )  # fmt: skip
-    console.print(table)
+    forms = [
+        (
+            f"weights {form['quantization']}, KV {form['kv_cache_dtype']}", form["perplexity"],
+            form["perplexity"] / base - 1, form["agreement"],
+        )
+        for form in result["forms"]
+    ]  # fmt: skip
+    return Report(
+        title=f"What other forms of {result['model']} cost",
+        provenance=origin(**{name: result[name] for name in ("model", "text", "tokens")}, window=WINDOW),
+        summary=[
+            figure
+            for name, perplexity, _, same in forms
+            for figure in (
+                Figure(f"perplexity, {name}", [perplexity], "", "lower"),
+                Figure(f"same token, {name}", [same], "share", "higher"),
+            )
+        ],
+        tables=[
+            Table(
+                "Forms",
+                ["", "perplexity", "more", "same token"],
+                [[name, f"{perplexity:.3f}", more, same] for name, perplexity, more, same in forms],
+                ["", "", "share", "share"],
+            )
+        ],
+        plots=[
+            Points(
+                "What each form costs", Axis("more perplexity", "share"), Axis("same token", "share"),
+                [Series(name, [(more, same)]) for name, _, more, same in forms], best=("low", "high"),
+            )
+        ],
+        definitions={
+            "perplexity": "e to the mean of -log p of each token of the text, after those before it in its "
+            f"window of at most {WINDOW} tokens. More: than that of the first form.",
+            "same token": "Share of positions at which the likeliest next token is that of the first form.",
+            "none, auto": "As the model has them. int8: 8 bits; gguf: 4 bits.",
+        },
+        raw=result,
+    )  # fmt: skip

@@ -4,16 +4,15 @@ import asyncio
 import random
 import struct
 import time
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from pillion.contracts import executor_pb2 as pb
 from pillion.contracts.entries import Facts
 from pillion.ops.bench import gateway
 from pillion.ops.bench.costless import Costless
-from pillion.ops.bench.gateway import limit, told
+from pillion.ops.bench.gateway import limit
+from pillion.ops.bench.gateway_report import report
 from pillion.ops.bench.tap import Tap
 from pillion.ops.traces import prompt
 
@@ -50,8 +49,11 @@ async def test_requests_streams_and_their_pace() -> None:
             await tap.ended.wait()
         assert (tap.line().output_tokens, tap.line().finish, tap.line().error) == (3, "length", None)
 
-    told({"requests": short, "paced": [paced], "saturated": paced}, Console(file=(page := StringIO())))
-    assert page.getvalue().count("3 streams") == 2 and "TBT less the step P99" in page.getvalue()
+    options = {"model": "demo", "seed": 1, "seconds": 1.0, "paced": [(3, 50.0)]}
+    made = report({"options": options, "cpus": 2, "requests": short, "paced": [paced], "saturated": paced})
+    _, streams, cores = made.tables
+    assert [row[0] for row in streams.rows] == ["3 streams, step 50 ms", "3 streams, no step time"]
+    assert set(cores.columns) == {"", *processes, "at the limit"} and len(cores.rows) == 3
 
 
 def answers(seed: int, step: float = 0.0) -> list[tuple[list[int], list[int]]]:

@@ -25,16 +25,16 @@ from typing import Any
 import click
 import psutil
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
 from pillion.config import Config, ConfigError, load
 from pillion.ops import health, sockets, stack, valkey
 from pillion.ops.bench.cases import Failed, summary
 from pillion.ops.bench.client import session
-from pillion.ops.bench.report import found, shown
+from pillion.ops.bench.gateway_report import report
+from pillion.ops.bench.report import shown
 from pillion.ops.bench.tap import Tap
 from pillion.ops.child import die_with_parent, exit_words, role_command
+from pillion.ops.report import NoReport, tell, write
 from pillion.ops.stack import StackError
 from pillion.ops.traces import prompt
 from pillion.ops.up import resolve
@@ -276,47 +276,7 @@ async def measure(model: str, seed: int, seconds: float, paced: Sequence[tuple[i
     return {"requests": short, "paced": each, "saturated": saturated}
 
 
-# --- what is told ----------------------------------------------------------------------------------
-
-_REQUESTS = (
-    ("requests/s", "requests_per_s"),
-    ("gateway CPU a request, ms", "gateway_ms_per_request"),
-    ("request P50, ms", "request_ms.median"),
-    ("request P99, ms", "request_ms.p99"),
-)
-_STREAMS = (
-    ("tokens/s", "tokens_per_s"),
-    ("gateway CPU a token, us", "gateway_us_per_token"),
-    ("TBT less the step P50, ms", "late_ms.median"),
-    ("TBT less the step P99, ms", "late_ms.p99"),
-    ("tokens that came with the one before, share", "coalesced_share"),
-    ("TTFT P50, ms", "ttft_ms.median"),
-    ("TTFT P99, ms", "ttft_ms.p99"),
-)
-_LOAD = (("cores used", "cores"), ("at the limit", "limit"))
-
-
-def told(result: Mapping[str, Any], console: Console | None = None) -> None:
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = 120
-    table = Table("case", "", "")
-    parts = [
-        (f"{result['requests']['at_a_time']} requests at a time", _REQUESTS, result["requests"]),
-        *(
-            (f"{one['streams']} streams, step {one['step_ms']:g} ms", _STREAMS, one)
-            for one in result["paced"]
-        ),
-        (f"{result['saturated']['streams']} streams, no step time", _STREAMS, result["saturated"]),
-    ]
-    for title, rows, part in parts:
-        for label, path in (*rows, *_LOAD):
-            value = found(part, path)
-            table.add_row(
-                title if label == rows[0][0] else "", label, value if isinstance(value, str) else shown(value)
-            )
-        table.add_section()
-    console.print(table)
+# --- the command ------------------------------------------------------------------------------------
 
 
 @click.command()
@@ -328,8 +288,14 @@ def told(result: Mapping[str, Any], console: Console | None = None) -> None:
     help="streams, and milliseconds of a step",
 )  # fmt: skip
 @click.option("--output", type=click.Path(path_type=Path), help="keep the raw result here, as JSON")
+@click.option("--report", "page", metavar="FILE", help="write a report here: FILE.html, .json and .csv")
 def main(
-    model: str, seed: int, seconds: float, paced: tuple[tuple[int, float], ...], output: Path | None
+    model: str,
+    seed: int,
+    seconds: float,
+    paced: tuple[tuple[int, float], ...],
+    output: Path | None,
+    page: str | None,
 ) -> None:
     """What a request and a token cost the gateway, how many tokens/s it streams, and what it adds."""
     options: dict[str, Any] = {"model": model, "seed": seed, "seconds": seconds, "paced": paced}
@@ -340,7 +306,11 @@ def main(
     result = {"options": options, "cpus": psutil.cpu_count(), **result}
     if output:
         output.write_text(json.dumps(result, indent=1) + "\n")
-    told(result)
+    made = report(result)
+    try:
+        tell(made, write(made, page) if page else ())
+    except NoReport as error:
+        raise click.ClickException(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from pillion.ops.paper import sarathi
 from pillion.ops.paper.__main__ import TABLES, main
+from pillion.ops.report import read
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -23,10 +24,12 @@ def test_decodes_cost_what_the_paper_says():
 
 def test_a_run_of_one_table_keeps_the_others(tmp_path):
     for name in ("tiles", "iteration"):
-        done = CliRunner().invoke(main, ["--only", name, "--docs", str(tmp_path)])
+        told = ["--report", str(tmp_path / "told")]
+        done = CliRunner().invoke(main, ["--only", name, "--docs", str(tmp_path), *told])
         assert done.exit_code == 0, done.output
     figures = json.loads((tmp_path / "figures" / "paper.json").read_text())
     assert list(figures) == ["iteration", "tiles"]
+    assert list(read(tmp_path / "told").raw["tables"]) == ["iteration", "tiles"]
     page = (tmp_path / "paper.md").read_text()
     assert page.count("*What differs:*") == 2 and "257" in page
 

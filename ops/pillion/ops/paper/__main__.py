@@ -12,7 +12,9 @@ import msgspec
 from pillion.ops.paper import bubbles, sarathi, serve
 from pillion.ops.paper.capacities import capacities
 from pillion.ops.paper.page import page
+from pillion.ops.paper.report import report
 from pillion.ops.paper.table import Table
+from pillion.ops.report import NoReport, tell, write
 
 TABLES: dict[str, Callable[[], Table]] = {
     "iteration": sarathi.iteration,
@@ -33,7 +35,8 @@ TABLES: dict[str, Callable[[], Table]] = {
     "--only", multiple=True, type=click.Choice(list(TABLES)), help="make this table alone, several times"
 )
 @click.option("--docs", type=click.Path(path_type=Path, file_okay=False), default="docs", show_default=True)
-def main(only: tuple[str, ...], docs: Path) -> None:
+@click.option("--report", "to", metavar="FILE", help="write a report here: FILE.html, .json and .csv")
+def main(only: tuple[str, ...], docs: Path, to: str | None) -> None:
     """Simulates the tables of SARATHI and Sarathi-Serve; writes DOCS/paper.md and DOCS/figures/paper.json.
 
     Tables that are not asked for are taken from the JSON as it was.
@@ -50,6 +53,12 @@ def main(only: tuple[str, ...], docs: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({name: asdict(table) for name, table in tables.items()}, indent=1) + "\n")
     (docs / "paper.md").write_text(page(tables.values()))
+    if to:
+        made = report(tables)
+        try:
+            tell(made, write(made, to))
+        except NoReport as error:
+            raise click.ClickException(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -24,10 +24,13 @@ their KV. The constants were written down before the first table was made, and n
 
 
 def page(tables: Iterable[Table]) -> str:
-    return _INTRODUCTION + _constants() + "".join("\n" + table.markdown() for table in tables)
+    lines = ["| what | value | from |", "| --- | --- | --- |"]
+    lines += [f"| {' | '.join(row)} |" for row in constants()]
+    return _INTRODUCTION + "\n".join(lines) + "\n" + "".join("\n" + table.markdown() for table in tables)
 
 
-def _constants() -> str:
+def constants() -> tuple[tuple[str, str, str], ...]:
+    """What is assumed, its value, and where that is from."""
     gpus = "; ".join(
         f"{one.name} {one.flops / 1e12:.4g} TFLOP/s, {one.read / 1e9:.0f} GB/s, {one.memory / 1e9:.0f} "
         f"GB, {one.sms} SMs,"
@@ -38,7 +41,7 @@ def _constants() -> str:
         *(gpu.LLAMA_13B, gpu.LLAMA_33B, gpu.MISTRAL_7B, gpu.YI_34B, gpu.LLAMA2_70B, gpu.FALCON_180B),
         gpu.GPT_3,
     )
-    rows = (
+    return (
         ("GPUs, dense 16-bit arithmetic", gpus, "NVIDIA's data sheets"),
         ("models", ", ".join(model.name for model in models), "their published configurations"),
         ("tile", f"{gpu.TILE} x {gpu.TILE}", "CUTLASS' usual one; SARATHI names it"),
@@ -50,5 +53,3 @@ def _constants() -> str:
         ("between machines", f"{gpu.NETWORK / 1e9:.4g} GB/s", "100 Gbit/s Ethernet"),
         ("memory in use", f"{gpu.USABLE}", "vLLM's default"),
     )
-    lines = ["| what | value | from |", "| --- | --- | --- |", *(f"| {' | '.join(row)} |" for row in rows)]
-    return "\n".join(lines) + "\n"

@@ -1,6 +1,8 @@
 """Recordings: what is in them, what is not, and what ends them."""
 
+import asyncio
 import json
+import os
 import stat
 import threading
 import time
@@ -9,7 +11,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from pillion.config import ConfigError
+from pillion.actors import Exit
+from pillion.config import Config, ConfigError, Scheduler, Stack
 from pillion.contracts.entries import Constraint, Sampling, TokenLogprob
 from pillion.ops.cli import main
 from pillion.scheduler import recorded
@@ -26,6 +29,7 @@ from pillion.scheduler.messages import (
 )
 from pillion.scheduler.recorded import Header, NoRecording, frame, read
 from pillion.scheduler.recording import LOST, Recorder
+from pillion.scheduler.service import run
 
 
 def header(toy, **settings):
@@ -294,3 +298,29 @@ def test_tokens_do_not_count_in_the_checksum_and_their_number_does(make, toy):
 
     assert rest() == rest(tokens=tuple(token + 1 for token in item.tokens))
     assert len({rest(), rest(tokens=(*item.tokens, 1)), rest(position=7), rest(finish="stop")}) == 4
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_scheduler(record, toy, tmp_path, monkeypatch, caplog):
+    """One that starts where its last life has filled the disk serves all the same, and leaves no file."""
+
+    def full(descriptor, mode):
+        os.close(descriptor)
+        return open("/dev/full", mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pillion.scheduler.recording.os.fdopen", full)
+        drive, recorder = record()
+        until(lambda: not recorder._thread.is_alive())
+    drive.submit(toy.request("a", (1, 2, 3), max_tokens=3))
+    drive.run()
+    recorder.close()
+    assert drive.core.snapshot().steps > 0 and "No space left on device" in caplog.text
+    assert not list((tmp_path / "r").iterdir())
+
+
+def test_what_cannot_be_recorded_to_is_said_in_a_line(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    stack = Stack(redis=f"unix://{tmp_path}/none")
+    asked = Config(stack=stack, scheduler=Scheduler(record=str(tmp_path / "file")))
+    assert asyncio.run(run(asked)) == Exit.USAGE
+    assert "--record: cannot write to" in caplog.text

@@ -70,7 +70,7 @@ class Recorder:
         self._leaving = threading.Event()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._begin(self._header)
+            self._open(self._header)
         except OSError as error:
             raise ConfigError(f"--record: cannot write to {folder}: {error.strerror}") from None
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -103,6 +103,7 @@ class Recorder:
 
     def _run(self) -> None:
         try:
+            self._head(self._header)
             self._write_all()
             self._end(LOST if self._lost else "the scheduler ended")
         except OSError as error:
@@ -132,9 +133,10 @@ class Recorder:
         self._header = msgspec.structs.replace(
             self._header, started=clock.wall(), part=self._header.part + 1, core=self._masks.begun(part.held)
         )
-        self._begin(self._header)
+        self._open(self._header)
+        self._head(self._header)
 
-    def _begin(self, header: Header) -> None:
+    def _open(self, header: Header) -> None:
         """Opens the file of a part. Raises OSError."""
         prefix = f"scheduler-{header.replica}-"
         _make_room(self._folder, prefix, self._limit - self._limit // PARTS)
@@ -143,9 +145,16 @@ class Recorder:
             number += 1
         self.path = path
         self._file: BinaryIO = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        self._file.write(MAGIC + frame(header))
-        self._file.flush()
         self._written, self._asked = 0, False
+
+    def _head(self, header: Header) -> None:
+        """Of the file just opened, which goes if it cannot be had. Raises OSError."""
+        try:
+            self._file.write(MAGIC + frame(header))
+            self._file.flush()
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
 
     def _end(self, why: str) -> None:
         """Raises OSError."""

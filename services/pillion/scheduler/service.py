@@ -333,11 +333,13 @@ def _recorder(settings: Scheduler, core: Core) -> Recorder | None:
 async def run(config: Config) -> int:
     """Serves until SIGTERM. Returns the exit code."""
     if config.stack.redis is None:
-        raise Stop(Exit.USAGE, "the scheduler needs --redis URL; `pillion up` starts an embedded one")
+        log.error("the scheduler needs --redis URL; `pillion up` starts an embedded one")
+        return Exit.USAGE
     try:
         service = Service(config, config.stack.redis)
     except ConfigError as error:
-        raise Stop(Exit.USAGE, str(error)) from None
+        log.error("%s", error)
+        return Exit.USAGE
     supervisor = Supervisor(f"scheduler {service.replica}", config.gateway.drain_timeout)
 
     async def lead() -> None:

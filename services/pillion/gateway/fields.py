@@ -114,7 +114,7 @@ FIELDS: tuple[Field, ...] = (
     acted("messages", (TOKENIZE,), _messages),
     acted("prompt", (COMPLETION,), values.unchecked(_prompts), required=True),
     acted("prompt", (TOKENIZE,), _text(1 << 30, empty=True)),
-    acted("tokens", (DETOKENIZE,), values.listed(_id, 1 << 22), required=True),
+    acted("tokens", (DETOKENIZE,), values.integers(0, values.INT32, 1 << 22), required=True),
     # The chat template
     acted("add_generation_prompt", (CHAT, TOKENIZE), _boolean, True),
     acted("continue_final_message", (CHAT, TOKENIZE), _boolean, False),

@@ -124,6 +124,25 @@ def listed(item: Check, most: int) -> Check:
     return check
 
 
+def integers(low: int, high: int, most: int) -> Check:
+    """What `listed(integer(low, high), most)` takes, for arrays of millions: all else waits meanwhile."""
+    item = integer(low, high)
+    few = listed(item, most)
+
+    @passes(few.schema)
+    def check(name: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list) or len(value) > most:
+            few(name, value)
+        if value and (set(map(type, value)) != {int} or min(value) < low or max(value) > high):
+            at, wrong = next(
+                (at, one) for at, one in enumerate(value) if type(one) is not int or not low <= one <= high
+            )
+            item(f"{name}[{at}]", wrong)
+        return tuple(value)
+
+    return check
+
+
 def one_or_listed(item: Check, most: int) -> Check:
     """One item or an array of them, as a tuple."""
     several = listed(item, most)

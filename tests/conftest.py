@@ -1,9 +1,10 @@
 """Models for all tests: the demo model, and tiny random ones of every architecture in both kinds of file."""
 
 import json
+import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,16 @@ CHATML = (
     "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+@pytest.fixture(autouse=True)
+def _root_logger() -> Iterator[None]:
+    """As it was before the test: a command that sets up logs in this process would quieten those after it."""
+    logger = logging.getLogger()
+    before, level = logger.handlers[:], logger.level
+    yield
+    logger.handlers[:] = before
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

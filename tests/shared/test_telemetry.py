@@ -7,7 +7,6 @@ import logging
 import re
 import socket
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -130,17 +129,6 @@ class TestMetrics:
         assert stop.value.code is Exit.USAGE
 
 
-@pytest.fixture
-def root() -> Iterator[None]:
-    """Puts the root logger back."""
-    logger = logging.getLogger()
-    before, level = logger.handlers[:], logger.level
-    yield
-    logger.handlers[:] = before
-    logger.setLevel(level)
-
-
-@pytest.mark.usefixtures("root")
 class TestLogs:
     def written(self, level: str, style: str, log: Any) -> str:
         stream = io.StringIO()

@@ -570,6 +570,26 @@ def test_bodies_that_are_none(raw: bytes, param: str | None) -> None:
     json.dumps(refusal.value.body()).encode()
 
 
+def test_a_body_holds_so_many_arrays_and_objects_and_brackets_in_texts_are_none() -> None:
+    full = b'{"a": [' + b"[], {}, " * (body.MOST_NESTED // 2 - 1) + b"1]}"
+    assert len(body.parse(full)["a"]) == body.MOST_NESTED - 1
+    text = "[{" * body.MOST_NESTED + '\\"[{'
+    for encoding in ("utf-8", "utf-16"):
+        assert body.parse(json.dumps({"a": text, "[": [text]}).encode(encoding)) == {"a": text, "[": [text]}
+    with pytest.raises(ApiError) as refusal:
+        body.parse(full.replace(b"1]", b"[]]"))
+    assert (refusal.value.param, refusal.value.code) == (None, "too_many_items")
+
+
+def test_so_do_the_arguments_of_a_call() -> None:
+    arguments = '{"a": [' + "[], " * body.MOST_NESTED + "1]}"
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(ApiError) as refusal:
+        forms.chat({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    where = "messages[0].tool_calls[0].function.arguments"
+    assert (refusal.value.param, refusal.value.code) == (where, "too_many_items")
+
+
 def test_pairs_of_surrogates_are_characters() -> None:
     assert body.parse(b'{"stop": "\\ud83d\\ude00"}') == {"stop": "\U0001f600"}
 

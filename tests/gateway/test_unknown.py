@@ -72,3 +72,22 @@ def test_only_so_many_names_are_told(caplog: Any) -> None:
 def test_a_gateway_that_rejects_leaves_them_for_the_table() -> None:
     body = {"messages": [], "x": 1}
     assert Unknown("reject", lambda count: None).sift(body, CHAT) is body
+
+
+class Name(str):
+    """Counts how often it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return super().__eq__(other)
+
+
+def test_of_thousands_no_name_is_looked_for_among_the_others(caplog: Any) -> None:
+    counted: list[int] = []
+    body = {Name(f"x{number}"): 1 for number in range(2000)} | {"prompt": "x"}
+    Name.compared = 0
+    assert Unknown("warn", counted.append).sift(body, COMPLETION) == {"prompt": "x"}
+    assert counted == [2000] and Name.compared < 10_000 and len(caplog.records) == TOLD

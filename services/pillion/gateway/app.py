@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -34,7 +34,7 @@ from pillion.version import VERSION
 
 log = logging.getLogger(__name__)
 
-PARSE_ASIDE = 64 << 10  # bytes; longer bodies are parsed beside the event loop
+READ_ASIDE = 64 << 10  # bytes; longer bodies are read beside the event loop
 _LABEL = re.compile(r"[\x21-\x7e]{1,128}")
 
 IDENTITY = web.RequestKey("identity", str)  # the system's id for the request
@@ -43,6 +43,7 @@ TENANT = web.RequestKey("tenant", str)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Routes = dict[str, Mapping[str, Handler]]
+T = TypeVar("T")
 
 
 class App:
@@ -162,19 +163,17 @@ class App:
         except (RequestPayloadError, HttpProcessingError) as error:
             raise ApiError(400, f"The body cannot be read: {error}.", code="invalid_body") from None
 
-    async def _body(self, http: web.Request, form: Form) -> dict[str, Any]:
-        return await self._parsed(await self._raw(http), form)
-
-    async def _parsed(self, raw: bytes, form: Form) -> dict[str, Any]:
-        if len(raw) < PARSE_ASIDE:
-            parsed = body.parse(raw)
-        else:
-            parsed = await self.state.texter(lambda: body.parse(raw))
-        return self.state.unknown.sift(parsed, form)
+    async def _read(self, raw: bytes, form: Form, read: Callable[[dict[str, Any]], T]) -> T:
+        """What a body asks for. Raises ApiError."""
+        if len(raw) < READ_ASIDE:
+            return read(self.state.unknown.sift(body.parse(raw), form))
+        texter = self.state.texter
+        asked = self.state.unknown.sift(await texter(lambda: body.parse(raw)), form)
+        return await texter(lambda: read(asked))
 
     # --- generation --------------------------------------------------------------------------------
 
-    def _generation(self, form: Form, parse: Callable[[dict[str, Any]], Generation]) -> Handler:
+    def _generation(self, form: Form, read: Callable[[dict[str, Any]], Generation]) -> Handler:
         async def handler(http: web.Request) -> web.StreamResponse:
             key = idempotency_key(http)
             with self._serving(http, http[PATH]) as sender:
@@ -185,7 +184,7 @@ class App:
                     standing, once = await sent_before(self.state, sender.tenant, once)
                     if standing is not None:
                         return await self._go_on(http, sender, standing)
-                return await generate(self.state, http, sender, parse(await self._parsed(raw, form)), once)
+                return await generate(self.state, http, sender, await self._read(raw, form, read), once)
 
         return handler
 
@@ -263,21 +262,25 @@ class App:
         raise ApiError(404, "This model does not exist here.", param="model", code="model_not_found")
 
     async def _tokenize(self, http: web.Request) -> web.Response:
-        asked = forms.tokenize(await self._body(http, TOKENIZE))
+        asked = await self._read(await self._raw(http), TOKENIZE, forms.tokenize)
         model = self.state.served(asked.model)
-        (tokens,) = await self.state.texter(lambda: model.encode(asked.prompt))
         facts = self.state.facts(model)
-        return answer(
-            {
-                "count": len(tokens),
-                "max_model_len": facts.max_model_len if facts else None,
-                "tokens": tokens,
-                "token_strs": [model.tokenizer.token(token) for token in tokens] if asked.strings else None,
-            }
-        )
+
+        def told() -> web.Response:
+            (tokens,) = model.encode(asked.prompt)
+            return answer(
+                {
+                    "count": len(tokens),
+                    "max_model_len": facts.max_model_len if facts else None,
+                    "tokens": tokens,
+                    "token_strs": list(map(model.tokenizer.token, tokens)) if asked.strings else None,
+                }
+            )
+
+        return await self.state.texter(told)
 
     async def _detokenize(self, http: web.Request) -> web.Response:
-        asked = forms.detokenize(await self._body(http, DETOKENIZE))
+        asked = await self._read(await self._raw(http), DETOKENIZE, forms.detokenize)
         model = self.state.served(asked.model)
         facts = self.state.facts(model)
         size = facts.vocab_size if facts else model.tokenizer.vocab_size
@@ -288,8 +291,11 @@ class App:
                 param="tokens",
                 code="out_of_range",
             )
-        text = await self.state.texter(lambda: model.tokenizer.decode(asked.tokens, skip_special=False))
-        return answer({"prompt": text})
+
+        def told() -> web.Response:
+            return answer({"prompt": model.tokenizer.decode(asked.tokens, skip_special=False)})
+
+        return await self.state.texter(told)
 
     # --- the process -------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from pillion import clock, ids
 from pillion.gateway import thinking
 from pillion.gateway.call import Call, running
 from pillion.gateway.heads import Once, StreamHead
-from pillion.gateway.protocol.entry import Envelope, cut, entry, single
+from pillion.gateway.protocol.entry import Envelope, choices, cut, entry, single
 from pillion.gateway.protocol.request import Generation, Messages, Texts
 from pillion.gateway.reply import reply
 from pillion.gateway.state import Sender, State
@@ -28,6 +28,7 @@ async def generate(
     facts = state.ready(model)
     if isinstance(asked.prompt, Messages) and asked.prompt.ignored_keys:
         state.accounts.metrics[names.IGNORED_KEYS].inc(asked.prompt.ignored_keys)
+    choices(asked, state.limits(facts))
     bound = facts.max_model_len if asked.keep is None else None  # what is cut may be longer
     encoded = await state.texter(partial(model.encode, asked.prompt, bound))
     prompts = cut(asked, encoded, state.limits(facts))

@@ -7,12 +7,13 @@ import msgspec
 from aiohttp import web
 
 from pillion.gateway import sse
-from pillion.gateway.answers import Event
+from pillion.gateway.answers import Answer, Event
 from pillion.gateway.call import Call
 from pillion.gateway.model import Texter
 from pillion.gateway.protocol.errors import ApiError
 
 ACCEPT = 0.25  # seconds in which a refusal still gets an HTTP status; then the stream's headers go out
+TOLD_AT_ONCE = 1 << 12  # tokens and alternatives; of more an answer is made beside the event loop
 KEEPALIVE = 10.0  # seconds without an event, after which a comment is sent
 
 Run = AbstractAsyncContextManager[Call]
@@ -35,9 +36,14 @@ async def _whole(call: Call, run: Run, texter: Texter) -> web.Response:
     def body() -> bytes:
         return msgspec.json.encode(call.answer.whole())
 
-    # What is told of a long prompt takes its time, in which streams go on.
-    made = body() if call.answer.spec.scored is None else await texter(body)
+    # What is told of a long prompt, or of many tokens, takes its time, in which streams go on.
+    made = await texter(body) if _long(call.answer) else body()
     return web.Response(body=made, content_type="application/json")
+
+
+def _long(answer: Answer) -> bool:
+    told = sum(choice.known for choice in answer.choices) * (1 + (answer.spec.logprobs or 0))
+    return answer.spec.scored is not None or told > TOLD_AT_ONCE
 
 
 async def _stream(http: web.Request, call: Call, run: Run, known: Sequence[Event]) -> web.StreamResponse:

@@ -32,7 +32,7 @@ class Unknown:
             names += [f"{path}.{name}" for name in inner]
         if names:
             self._count(len(names))
-        for name in map(fields.shown, names):
+        for name in map(fields.shown, names[:TOLD]):
             if name not in self._told and len(self._told) < TOLD:
                 self._told.add(name)
                 log.warning("the unknown field %s is ignored, here and from now on", name)
@@ -45,7 +45,7 @@ def _without(
     """The body without the names that are not known in the object at `path`; and these."""
     if not path:
         names = fields.unknown(body, known)
-        return {name: value for name, value in body.items() if name not in names}, names
+        return {name: value for name, value in body.items() if name in known}, names
     inner = body.get(path[0])
     if not isinstance(inner, dict):
         return body, []

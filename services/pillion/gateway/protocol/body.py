@@ -6,19 +6,26 @@ from typing import Any
 
 from pillion.gateway.protocol.errors import bad
 
+MOST_NESTED = 1 << 17
+"""Arrays and objects in a JSON text: the decoder keeps all other threads waiting, and each of them takes it a
+microsecond."""
+
 # Lone surrogates reach a decoded body only as escapes; without one in the bytes there is nothing to look for.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 def parse(raw: bytes) -> dict[str, Any]:
     """The object in `raw`. Raises ApiError (400) for what is no JSON object or no valid Unicode."""
     try:
         # The standard decoder lets NaN and Infinity through, so that the table can name their field.
-        body = json.loads(raw)
+        body = load(raw.decode(json.detect_encoding(raw), "surrogatepass"))
     except UnicodeDecodeError:
         raise bad(None, "The body is not UTF-8 text.", "invalid_json") from None
     except RecursionError:
         raise bad(None, "The body is nested too deeply.", "invalid_json") from None
+    except TooMany as error:
+        raise bad(None, f"The body holds {error}.", "too_many_items") from None
     except ValueError as error:
         raise bad(None, f"The body is not valid JSON: {_reason(error)}.", "invalid_json") from None
     if not isinstance(body, dict):
@@ -28,6 +35,21 @@ def parse(raw: bytes) -> dict[str, Any]:
         if path is not None:
             raise bad(path, f"{path} holds a lone surrogate, which is no valid Unicode.", "invalid_unicode")
     return body
+
+
+class TooMany(ValueError):
+    """More arrays and objects than a JSON text may hold; the message says so."""
+
+
+def load(text: str) -> Any:
+    """What a client's JSON says. Raises ValueError, also as TooMany, and RecursionError."""
+    if _nested(text) > MOST_NESTED and _nested(_TEXTS.sub("", text)) > MOST_NESTED:
+        raise TooMany(f"more than {MOST_NESTED} arrays and objects")
+    return json.loads(text)
+
+
+def _nested(text: str) -> int:
+    return text.count("[") + text.count("{")
 
 
 def _reason(error: ValueError) -> str:

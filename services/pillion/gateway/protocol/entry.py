@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pillion.contracts.entries import Request, Sampling
 from pillion.gateway.protocol.errors import bad, contradiction
-from pillion.gateway.protocol.request import Generation, Output, Wishes
+from pillion.gateway.protocol.request import Generation, Output, Texts, Wishes
 from pillion.modelfiles import SamplingDefaults
 
 _SEED_MASK = (1 << 63) - 1
@@ -51,7 +51,6 @@ def entry(
 
     `bad_words` are those asked for as token ids.
     """
-    _choices(asked, len(prompts), limits)
     _vocabulary(asked, prompts, limits)
     max_tokens = asked.max_tokens
     if max_tokens is None:
@@ -101,7 +100,9 @@ def _wanted(asked: Generation) -> int:
     return asked.max_tokens or max(1, asked.wishes.min_tokens)
 
 
-def _choices(asked: Generation, prompts: int, limits: Limits) -> None:
+def choices(asked: Generation, limits: Limits) -> None:
+    """Checks how many are asked for, before any prompt takes time. Raises ApiError (400)."""
+    prompts = len(asked.prompt.texts or asked.prompt.ids) if isinstance(asked.prompt, Texts) else 1
     if prompts * asked.output.n > limits.max_choices:
         param = "n" if asked.output.n > limits.max_choices or prompts == 1 else "prompt"
         raise bad(

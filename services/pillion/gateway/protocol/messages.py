@@ -1,9 +1,9 @@
 """The messages of a chat: roles and contents are checked, unknown keys are ignored and counted."""
 
-import json
 from typing import Any
 
 from pillion.gateway.protocol import values
+from pillion.gateway.protocol.body import TooMany, load
 from pillion.gateway.protocol.errors import bad
 
 REASONING = ("reasoning_content", "reasoning", "thinking")  # names of one thing, to clients and templates
@@ -129,7 +129,9 @@ def _call(path: str, value: Any) -> dict[str, Any]:
 def _arguments(path: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str) and value:
         try:
-            value = json.loads(value)
+            value = load(value)
+        except TooMany as error:
+            raise bad(path, f"{path} holds {error}.", "too_many_items") from None
         except (ValueError, RecursionError):
             raise bad(path, f"{path} must be JSON.", "invalid_value") from None
     given: dict[str, Any] = values.mapping(path, value or {})

@@ -7,6 +7,7 @@ import logging
 import re
 import socket
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +24,21 @@ from pillion.telemetry.endpoint import endpoint
 from pillion.telemetry.names import METRICS, Metric
 from tests.promlint import problems
 
+ROOT = Path(__file__).parents[2]
+
 
 class TestNames:
     def test_are_all_in_the_table_and_each_once(self):
         assert len({metric.name for metric in METRICS}) == len(METRICS) > 30
         constants = {value for value in vars(names).values() if isinstance(value, Metric)}
         assert constants == set(METRICS)
+
+    def test_are_all_set_by_a_service(self):
+        # One that nobody sets is still exposed, as 0. Those of every process the endpoint itself sets.
+        text = "\n".join(path.read_text() for path in (ROOT / "services").rglob("*.py"))
+        taken = set(re.findall(r"\bnames\.([A-Z_]+)(?:\]|\)|, [a-z\"])", text))  # not where it is registered
+        own = {name: value for name, value in vars(names).items() if isinstance(value, Metric)}
+        assert [name for name, value in own.items() if value.layer != "process" and name not in taken] == []
 
     @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
     def test_follow_the_conventions(self, metric: Metric):

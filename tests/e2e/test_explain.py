@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from pillion.modelfiles import Located
 from pillion.ops.cli import main
+from pillion.ops.report import read
 from pillion.ops.rig import Rig
 
 
@@ -95,8 +96,16 @@ def test_a_long_prompt_and_a_preemption_are_named(stack: Rig, tmp_path: Path) ->
     other = client.explained(long)
     assert other["prefill"]["chunks"][0]["step"] == widest["step"]
     assert [step["own_tokens"] for step in other["prefill"]["chunks"]] == [1000]
-    shown = CliRunner().invoke(main, ["explain", f"cmpl-{identity}", "--url", stack.url])
+    page = ["--report", str(tmp_path / "slow")]
+    shown = CliRunner().invoke(main, ["explain", f"cmpl-{identity}", "--url", stack.url, *page])
     assert shown.exit_code == 0, shown.output
+    drawn = {plot.title: plot for plot in read(tmp_path / "slow").plots}
+    assert (
+        f"step {widest['step']}: 1 decode and 1000 prompt tokens"
+        in drawn["Steps in the longest gap"].series[0].labels
+    )  # type: ignore[union-attr]
+    assert sum(span["gaps"] for span in told["replica_spans"]) == 59
+    assert max(span["longest_seconds"] for span in told["replica_spans"]) >= widest["seconds"] - 0.01
     assert f"before token {gap['position']} of choice 0: step {widest['step']} took" in shown.output
     assert str(max(widest["chunk_tokens"])) in shown.output
 

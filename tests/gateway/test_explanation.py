@@ -10,6 +10,7 @@ from pillion.contracts.timeline import (
     ChoiceSeen,
     Delivery,
     GapSeen,
+    SpanSeen,
     StepSeen,
     Timeline,
 )
@@ -157,3 +158,12 @@ def test_of_several_choices_the_worst_is_told() -> None:
     assert explanation("finished", timeline(one), None)["worst_gap"] is None
     resumed = ChoiceSeen(0, 300, 7, 9, planned=92.0, first=94.0)
     assert explanation("finished", timeline(resumed), None)["ttft"] is None
+
+
+def test_all_gaps_are_told_from_the_first_token_on() -> None:
+    spans = (SpanSeen(95.1, 2, 0.06), SpanSeen(95.6, 1, 0.5))
+    one = ChoiceSeen(0, 300, 0, 4, planned=92.0, first=95.0, spans=spans)
+    assert explanation("finished", timeline(one), None)["replica_spans"] == [
+        {"began": 95.0, "ended": 95.1, "gaps": 2, "longest_seconds": 0.06},
+        {"began": 95.1, "ended": 95.6, "gaps": 1, "longest_seconds": 0.5},
+    ]

@@ -59,10 +59,32 @@ def test_a_long_chunk_is_the_worst_gap_of_who_decodes(watched, toy):
     assert step.seconds == pytest.approx(0.403)
     assert [other.seconds for other in choice.gaps] == sorted((g.seconds for g in choice.gaps), reverse=True)
     assert len(choice.gaps) == memory.GAPS
+    assert [(span.ended, span.gaps, span.longest) for span in choice.spans] == [
+        (pytest.approx(100 + at), 1, pytest.approx(seconds))
+        for at, seconds in zip(times[1:], gaps, strict=True)
+    ]
     late = only(drive.told["long"])
     assert (late.prompt, late.cached, late.tokens, late.running) == (400, 0, 2, 1)
     assert [(chunk.chunks, chunk.own) for chunk in late.chunks] == [((400,), 400)]
     assert late.planned == pytest.approx(step.sent)
+
+
+def test_all_gaps_are_told_in_a_bounded_number_of_spans():
+    spans, told, at = memory.Spans(), [], 0.0
+    for count in range(1, 1001):
+        seconds = 0.5 if count == 700 else 0.01 + 0.001 * (count % 7)
+        at += seconds
+        told.append((at, seconds))
+        spans.add(at, seconds)
+        seen = spans.seen(100.0)
+        assert len(seen) <= memory.SPANS and sum(span.gaps for span in seen) == count
+        assert len({span.gaps for span in seen[:-1]}) <= 1 and seen[-1].ended == 100.0 + at
+    before = 0
+    for span in seen:
+        of = told[before : before + span.gaps]
+        assert (span.ended, span.longest) == (100.0 + of[-1][0], max(seconds for _, seconds in of))
+        before += span.gaps
+    assert len(seen) > memory.SPANS / 2 - 1 and max(span.longest for span in seen) == 0.5
 
 
 def test_preemption_shows_in_the_gap_and_in_the_counts(watched, toy):

@@ -63,6 +63,7 @@ def explanation(status: str, timeline: Timeline, delivery: Delivery | None) -> J
         "replica_gaps": [
             _told(choice.choice, gap.position, gap.began, parts(gap), gap) for gap in choice.gaps
         ],
+        "replica_spans": list(_spans(choice)),
     }
 
 
@@ -170,6 +171,19 @@ def _told(choice: int, position: int, began: float, told: Sequence[Part], gap: G
         "more_steps": 0 if gap is None else gap.more,
         "why": why(told, gap),
     }
+
+
+def _spans(choice: ChoiceSeen) -> Iterator[Json]:
+    """All gaps at the replica as they went on, neighbours together where there are many."""
+    began = choice.first
+    for span in choice.spans:
+        yield {
+            "began": began,
+            "ended": span.ended,
+            "gaps": span.gaps,
+            "longest_seconds": _round(span.longest),
+        }
+        began = span.ended
 
 
 def parts(gap: GapSeen) -> list[Part]:

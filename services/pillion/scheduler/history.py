@@ -196,8 +196,11 @@ class History:
             serial = self._steps[-1].serial
             if choice.first is None:
                 choice.first = now
-            elif now - choice.last > choice.least:
-                self._gap(choice, item.position, now)
+            else:
+                seconds = now - choice.last
+                choice.spans.add(now, seconds)
+                if seconds > choice.least:
+                    self._gap(choice, item.position, now)
             choice.tokens += len(item.tokens)
             choice.last, choice.serial = now, serial
             if choice.marks:

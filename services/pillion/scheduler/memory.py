@@ -4,13 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
 
-from pillion.contracts.timeline import ChoiceSeen, GapSeen, StepSeen
+from pillion.contracts.timeline import ChoiceSeen, GapSeen, SpanSeen, StepSeen
 
 from .messages import Plan
 
 GAPS = 3  # of a choice
 GAP_STEPS = 8  # of a gap
 MARKS = 32  # in a gap
+SPANS = 64  # of a choice; neighbours become one when there are more
 
 Causes = tuple[int, int, int]
 """Steps, while somebody waited, that had no token left, no slot, no room."""
@@ -77,6 +78,39 @@ class Gap:
         )
 
 
+class Spans:
+    """All gaps of a choice in their order, in memory that does not grow with them."""
+
+    __slots__ = ("_full", "_gaps", "_longest", "_now", "_width")
+
+    def __init__(self) -> None:
+        self._full: list[SpanSeen] = []
+        self._width = 1  # gaps of each
+        self._gaps, self._longest, self._now = 0, 0.0, 0.0  # of the one that is not full
+
+    def add(self, now: float, seconds: float) -> None:
+        self._gaps += 1
+        self._now = now
+        self._longest = max(self._longest, seconds)
+        if self._gaps == self._width:
+            self._close()
+
+    def _close(self) -> None:
+        full = self._full
+        full.append(SpanSeen(self._now, self._gaps, self._longest))
+        self._gaps, self._longest = 0, 0.0
+        if len(full) == SPANS:
+            full[:] = [
+                SpanSeen(other.ended, one.gaps + other.gaps, max(one.longest, other.longest))
+                for one, other in zip(full[::2], full[1::2], strict=True)
+            ]
+            self._width *= 2
+
+    def seen(self, wall: float) -> tuple[SpanSeen, ...]:
+        last = (SpanSeen(self._now, self._gaps, self._longest),) if self._gaps else ()
+        return tuple(SpanSeen(wall + span.ended, span.gaps, span.longest) for span in (*self._full, *last))
+
+
 @dataclass(slots=True, eq=False)
 class Choice:
     index: int
@@ -94,6 +128,7 @@ class Choice:
     serial: int = 0  # of the step that brought it
     least: float = 0.0  # a gap that is kept is longer
     gaps: list[Gap] = field(default_factory=list)
+    spans: Spans = field(default_factory=Spans)
     marks: list[tuple[str, float]] = field(default_factory=list)  # since the last token
     tenures: list[Tenure] = field(default_factory=list)  # that reached into that time
     chunks: list[tuple[Step, int]] = field(default_factory=list)
@@ -119,6 +154,7 @@ class Choice:
             self.ahead, self.running, full, no_slot, no_room, self.cached,
             tuple(step.seen(wall, own) for step, own in self.chunks if step.ended),
             self.more_chunks, self.preemptions, self.recomputed, tuple(gap.seen(wall) for gap in self.gaps),
+            self.spans.seen(wall),
         )  # fmt: skip
 
 

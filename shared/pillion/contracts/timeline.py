@@ -38,6 +38,14 @@ class GapSeen(Struct, frozen=True, array_like=True):
     marks: tuple[tuple[str, float], ...] = ()  # PREEMPTED, FAILED, LOST, TAKEN, each with its time
 
 
+class SpanSeen(Struct, frozen=True, array_like=True):
+    """Neighbouring gaps of a choice, as their results came; it begins where the one before ends."""
+
+    ended: float
+    gaps: int
+    longest: float  # seconds
+
+
 class ChoiceSeen(Struct, frozen=True, array_like=True):
     """A sequence."""
 
@@ -58,6 +66,7 @@ class ChoiceSeen(Struct, frozen=True, array_like=True):
     preemptions: int = 0
     recomputed: int = 0  # tokens
     gaps: tuple[GapSeen, ...] = ()  # the longest
+    spans: tuple[SpanSeen, ...] = ()  # all gaps, from `first` on
 
 
 class Timeline(Struct, frozen=True):

@@ -81,6 +81,18 @@ def test_areas_are_stacked() -> None:
     assert "prefill 90" in texts(plot) and legend(plot) == ["decode", "prefill"]
 
 
+def test_the_last_area_is_as_wide_as_the_one_before_or_as_is_said() -> None:
+    def right(end: float | None) -> float:
+        rows: list[tuple[float, list[float]]] = [(0.0, [1.0]), (4.0, [1.0])]
+        plot = Areas("steps", Axis("time", "s"), Axis("tokens"), ["decode"], rows, end=end)
+        *_, last = elements(plot, "slice")
+        return float(last.attrib["width"]) / sum(
+            float(each.attrib["width"]) for each in elements(plot, "slice")
+        )
+
+    assert right(None) == pytest.approx(0.5, abs=0.01) and right(5.0) == pytest.approx(0.2, abs=0.01)
+
+
 def test_bars_are_as_high_as_their_counts() -> None:
     plot = Bars("chunks", Axis("tokens"), Axis("chunks"), [(0.0, 64.0, 10.0), (64.0, 128.0, 5.0)])
     heights = [float(bar.attrib["height"]) for bar in elements(plot, "bar")]

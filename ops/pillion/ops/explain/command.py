@@ -11,8 +11,11 @@ from pillion.ops.options import Command, config_options, configure, fail
 @click.argument("request", metavar="ID")
 @click.option("--url", metavar="URL", help="server that answered it  [the stack that runs here]")
 @click.option("--json", "as_json", is_flag=True, help="what the server tells, as JSON")
+@click.option("--report", metavar="FILE", help="write it with plots here: FILE.html, .json and .csv")
 @config_options("explain")
-def explain(request: str, url: str | None, as_json: bool, config: str | None, **flags: Any) -> None:
+def explain(
+    request: str, url: str | None, as_json: bool, report: str | None, config: str | None, **flags: Any
+) -> None:
     """Tell why a request took so long.
 
     Its wait, its prompt, and the longest gap between its tokens. ID is the answer's `id`, or its
@@ -23,6 +26,21 @@ def explain(request: str, url: str | None, as_json: bool, config: str | None, **
     from pillion.ops.web import Refused, Unreachable
 
     try:
-        run(configure(flags, config), request, url, as_json)
+        told = run(configure(flags, config), request, url, as_json)
     except (StackError, Unreachable, Refused) as error:
+        fail(str(error), 1)
+    if report is not None:
+        _write(told, report)
+
+
+def _write(told: dict[str, Any], file: str) -> None:
+    try:
+        from pillion.ops.explain.drawing import report
+        from pillion.ops.report import NoReport, write
+    except ModuleNotFoundError as error:
+        fail(f"{error.name} is not installed; pip install 'pillion[bench]'", 1)
+    try:
+        for path in write(report(told), file):
+            click.echo(f"written: {path}", err=True)
+    except NoReport as error:
         fail(str(error), 1)

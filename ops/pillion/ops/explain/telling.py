@@ -17,8 +17,8 @@ PATIENCE = 15.0  # seconds
 Json = dict[str, Any]
 
 
-def run(config: Config, request: str, url: str | None, as_json: bool) -> None:
-    """Raises StackError, Unreachable, Refused."""
+def run(config: Config, request: str, url: str | None, as_json: bool) -> Json:
+    """What was told. Raises StackError, Unreachable, Refused."""
     server = stack.address(config, url)
     path = f"{server.url}/v1/requests/{quote(request, safe='')}/explain"
     status, told = web.get(path, server.key, PATIENCE, server.certificate)
@@ -26,6 +26,7 @@ def run(config: Config, request: str, url: str | None, as_json: bool) -> None:
         raise web.Refused(web.error_message(told))
     for line in [json.dumps(told)] if as_json else lines(told):
         click.echo(line)
+    return dict(told)
 
 
 def lines(told: Json) -> Iterator[str]:

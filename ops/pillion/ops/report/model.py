@@ -74,7 +74,10 @@ class Points(msgspec.Struct, frozen=True, tag="points"):
 
 
 class Areas(msgspec.Struct, frozen=True, tag="areas"):
-    """Stacked, the first at the bottom. A row is where its span begins, in x, and a value of each name."""
+    """Stacked, the first at the bottom. A row is where its span begins, in x, and a value of each name.
+
+    `end`: where the last span does; else it is as wide as the one before.
+    """
 
     title: str
     x: Axis
@@ -83,6 +86,7 @@ class Areas(msgspec.Struct, frozen=True, tag="areas"):
     rows: list[tuple[float, list[float]]]
     marks: list[Mark] = []
     note: str = ""
+    end: float | None = None
 
 
 class Bars(msgspec.Struct, frozen=True, tag="bars"):

@@ -113,7 +113,7 @@ def _areas(plot: Areas) -> Iterator[str]:
     rows = plot.rows[:: -(-len(plot.rows) // _PLACES)]
     sums = [(at, sum(values)) for at, values in rows]
     width = rows[-1][0] - rows[-2][0] if len(rows) > 1 else 1.0
-    end = rows[-1][0] + width
+    end = rows[-1][0] + width if plot.end is None else plot.end
     x, y = _scales(plot.x, plot.y, [*sums, (end, 0.0)], plot.marks)
     yield from _frame(x, y, plot.marks)
     below = [0.0] * len(rows)

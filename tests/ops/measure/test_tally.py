@@ -88,6 +88,19 @@ def test_windows_widen_instead_of_growing_in_number() -> None:
     ]
 
 
+def test_what_goes_on_is_spread_over_the_windows_that_it_is_in() -> None:
+    windows = Windows(("steps", "tokens"), width=1.0, most=4)
+    windows.spread(0.5, 3.0, steps=1, tokens=10)
+    assert [(row["at"], row["tokens"]) for row in windows.told()] == [
+        (0.0, pytest.approx(2.0)), (1.0, pytest.approx(4.0)), (2.0, pytest.approx(4.0)), (3.0, 0.0)
+    ]  # fmt: skip
+    windows.spread(2.0, 2.0, steps=1)
+    windows.spread(3.5, 16.0, tokens=8)
+    rows = windows.told()
+    assert windows.width == 8.0 and len(rows) == 3
+    assert (sum(row["steps"] for row in rows), sum(row["tokens"] for row in rows)) == (2.0, pytest.approx(18))
+
+
 def test_confidence_needs_repeats() -> None:
     assert mean_of([2.0]) == (2.0, None)
     assert mean_of([1.0, 2.0, 3.0]) == (2.0, pytest.approx(4.303 / 3**0.5, rel=1e-3))

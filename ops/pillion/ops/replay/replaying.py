@@ -1,6 +1,6 @@
 """Feeds recorded events to a new core and compares what it answers. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -8,7 +8,15 @@ import msgspec
 
 from pillion.scheduler import recorded
 from pillion.scheduler.core import Core
-from pillion.scheduler.messages import Connected, Disconnected, Snapshot, StepFailed, Submitted
+from pillion.scheduler.messages import (
+    Command,
+    Connected,
+    Disconnected,
+    Event,
+    Snapshot,
+    StepFailed,
+    Submitted,
+)
 from pillion.scheduler.recorded import END, Entry, Planned, answered
 
 
@@ -66,8 +74,14 @@ class Seen:
         self.widest = max(self.widest, sum(plan.counts))
 
 
-def replay(core: Core, entries: Iterable[Entry], seen: Seen) -> Iterator[Seen]:
-    """Gives `seen` after each event; the last time with the first difference, if there is one.
+Heard = Callable[[Event, float, list[Command]], None]
+
+
+def replay(
+    core: Core, entries: Iterable[Entry], seen: Seen, heard: Heard = lambda event, now, commands: None
+) -> Iterator[Seen]:
+    """Gives `seen` after each event; the last time with the first difference, if there is one. `heard`: told
+    of each event that the core answers as recorded, and of the answer.
 
     Raises pillion.scheduler.recorded.NoRecording.
     """
@@ -76,7 +90,8 @@ def replay(core: Core, entries: Iterable[Entry], seen: Seen) -> Iterator[Seen]:
             seen.end = recorded.reason(entry)
             return
         event = recorded.event(entry)
-        plans, rest, wake = answered(core.handle(event, entry.now))
+        commands = core.handle(event, entry.now)
+        plans, rest, wake = answered(commands)
         if (plans, rest, wake) != (entry.plans, entry.rest, entry.wake):
             seen.difference = Difference(
                 seen.entries, entry.kind, entry.now, tuple(_differences(entry, plans, rest, wake))
@@ -98,6 +113,7 @@ def replay(core: Core, entries: Iterable[Entry], seen: Seen) -> Iterator[Seen]:
                 seen.failed += 1
         for plan in plans:
             seen.plan(plan)
+        heard(event, entry.now, commands)
         yield seen
 
 

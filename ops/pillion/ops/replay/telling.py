@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -16,11 +17,17 @@ from pillion.scheduler.recorded import GOES_ON, SUFFIX, Entry, Header, NoRecordi
 from pillion.version import VERSION
 from pillion.words import counted
 
+if TYPE_CHECKING:
+    from pillion.ops.replay.watching import Watch
+
 _LOOK_EVERY = 0.2  # seconds between two lines of progress
 
 
-def run(paths: Sequence[Path], as_json: bool = False) -> int:
-    """The exit code: 0 where all plans are the same, 1 at a difference. Raises NoRecording, OSError."""
+def run(paths: Sequence[Path], as_json: bool = False, watch: "Watch | None" = None) -> int:
+    """The exit code: 0 where all plans are the same, 1 at a difference. `watch`: who is shown all of it.
+
+    Raises NoRecording, OSError.
+    """
     files = [file for path in paths for file in _parts(path)]
     before: Replayed | None = None
     for file in files:
@@ -28,7 +35,9 @@ def run(paths: Sequence[Path], as_json: bool = False) -> int:
             header, entries = read(file)
             core = Core(header.settings) if header.core is None else restored(header.settings, header.core)
             seen = Seen(version=header.version, seam=_seam(before, header))
-            _replay(core, entries, seen)
+            if watch is not None:
+                watch.begin(file.name, header, core, seen)
+            _replay(core, entries, seen, watch)
         except (NoRecording, BadCheckpoint) as error:
             raise NoRecording(f"{file}: {error}") from None
         if as_json:
@@ -71,9 +80,9 @@ def _seam(before: Replayed | None, header: Header) -> bool | None:
     return checkpoint(before.core) == header.core
 
 
-def _replay(core: Core, entries: Iterable[Entry], seen: Seen) -> None:
+def _replay(core: Core, entries: Iterable[Entry], seen: Seen, watch: "Watch | None") -> None:
     shown, at, start = sys.stderr.isatty(), 0.0, core.snapshot()
-    for _ in replay(core, entries, seen):
+    for _ in replay(core, entries, seen) if watch is None else replay(core, entries, seen, watch.heard):
         if shown and time.monotonic() - at > _LOOK_EVERY:
             at = time.monotonic()
             click.echo(f"\r{counted(seen.plans, 'plan')}, {seen.seconds:.0f} s", nl=False, err=True)

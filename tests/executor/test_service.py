@@ -25,7 +25,7 @@ from pillion.contracts import executor_pb2 as pb
 from pillion.contracts import executor_pb2_grpc
 from pillion.contracts.access import Access
 from pillion.contracts.entries import SCHEMA
-from pillion.executor import attachment, listen, loading
+from pillion.executor import attachment, listen, loading, servicer
 from pillion.executor.compute import Compute
 from pillion.executor.engine import Engine
 from pillion.executor.servicer import Servicer
@@ -596,23 +596,41 @@ async def test_a_lost_scheduler_ends_the_open_spans(house: House) -> None:
     assert spans[1].attributes["pillion.end"] == "detached"
 
 
-async def test_draining_waits_for_plans_in_flight_and_takes_no_new_stream(house: House) -> None:
+async def test_draining_waits_for_nothing_that_a_successor_can_do(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "IDLE_SECONDS", 0.1)
     stream = await house.attach()
     await stream.facts()
     house.gate.door.clear()
     await stream.send(prefill(1, 0, 1, [1, 2]))
     await until(lambda: house.gate.began == [1])
-    drained = asyncio.create_task(house.servicer.drain())
-    await asyncio.sleep(1.3)
-    assert not drained.done()
+    async with asyncio.timeout(DEADLINE):
+        await house.servicer.drain()
     assert (await (await house.attach(epoch=9)).get()).refused.reason == "draining"
+    house.servicer.end()
+    assert (await stream.get()).refused.reason == "draining"  # no fault of what is in flight
+    assert await stream.end() == (grpc.StatusCode.UNAVAILABLE, "the executor is stopping")
+
+
+async def test_draining_waits_for_a_scheduler_that_lets_its_sequences_end(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "IDLE_SECONDS", 0.1)
+    stream = await house.attach()
+    await stream.facts()
+    house.gate.door.clear()
+    plan = prefill(1, 0, 1, [1, 2])
+    plan.ending = True
+    await stream.send(plan)
+    await until(lambda: house.gate.began == [1])
+    drained = asyncio.create_task(house.servicer.drain())
+    await asyncio.sleep(0.3)
+    assert not drained.done()
     house.gate.door.set()
     await stream.result()
     async with asyncio.timeout(DEADLINE):
         await drained
-    house.servicer.end()
-    assert (await stream.get()).refused.reason == "draining"  # no fault of what is in flight
-    assert await stream.end() == (grpc.StatusCode.UNAVAILABLE, "the executor is stopping")
 
 
 async def test_draining_ends_at_once_without_a_scheduler(house: House) -> None:

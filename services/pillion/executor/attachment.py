@@ -51,6 +51,7 @@ class Attachment:
     ) -> None:
         self.epoch = epoch
         self.replica = replica
+        self.ending = False  # as the last plan has it: the scheduler is asked to end
         self._compute = compute
         self._engine = engine
         self._observer = observer
@@ -116,6 +117,7 @@ class Attachment:
                     f"plan {plan.step} came where plan {self._due} was due",
                 )
             self._due += 1
+            self.ending = plan.ending
             await self._room.acquire()
             if self._ending.done():
                 return  # the slots may be another scheduler's by now

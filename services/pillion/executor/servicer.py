@@ -15,7 +15,7 @@ from pillion.executor.compute import Compute, Engine
 log = logging.getLogger(__name__)
 
 OPEN_SECONDS = 10.0  # from the start of a stream to its Open
-IDLE_SECONDS = 1.0  # without a plan; then a draining executor takes its work for done
+IDLE_SECONDS = 1.0  # without a plan of a scheduler that ends, too; then a draining executor's work is done
 
 
 class Servicer(executor_pb2_grpc.ExecutorServicer):
@@ -34,12 +34,14 @@ class Servicer(executor_pb2_grpc.ExecutorServicer):
         self._engine = engine
 
     async def drain(self) -> None:
-        """Refuses new streams and returns when the attached scheduler is gone or sends no more plans."""
+        """Refuses new streams and returns soon: the attached scheduler has all that a successor needs. Only
+        one that is asked to end as well, and lets what runs end, is waited for: until it is gone or idle.
+        """
         self._draining = True
         quiet = time.monotonic()
         while self._current is not None and time.monotonic() - quiet < IDLE_SECONDS:
             await asyncio.sleep(IDLE_SECONDS / 20)
-            if self._current is not None and not self._current.idle:
+            if self._current is not None and self._current.ending and not self._current.idle:
                 quiet = time.monotonic()
 
     async def hand_on(self) -> None:

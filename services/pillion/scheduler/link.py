@@ -39,6 +39,7 @@ class Link:
         self.address = address
         self.replica = replica
         self.why_not = "no executor is attached"  # for readiness; empty while attached
+        self.ending = False  # the process is asked to end: an executor that is, too, is to wait for it
         self._deliver = deliver
         self._access = access
         # One queue an attachment, None while there is none: a former one's writer takes nothing more.
@@ -143,4 +144,7 @@ class Link:
     ) -> AsyncIterator[pb.ToExecutor]:
         yield wire.open_message(epoch, self.replica)
         while (word := await words.get()) is not None:
-            yield wire.plan_message(word) if isinstance(word, Plan) else wire.compile_message(word)
+            if isinstance(word, Plan):
+                yield wire.plan_message(word, self.ending)
+            else:
+                yield wire.compile_message(word)

@@ -288,6 +288,7 @@ class Service:
     async def drain(self) -> None:
         """Takes no new work and lets what runs end."""
         self._state = "draining"
+        self.link.ending = True
         self.beat.changed()
         await self.intake.lock.acquire()  # for good: what is read from now on waits for the next holder
         while len(self.ledger) or not self.publisher.idle or len(self.mailbox):

@@ -19,7 +19,7 @@ def open_message(epoch: int, replica: str) -> pb.ToExecutor:
     return pb.ToExecutor(open=pb.Open(schema=SCHEMA, epoch=epoch, replica=replica))
 
 
-def plan_message(plan: Plan) -> pb.ToExecutor:
+def plan_message(plan: Plan, ending: bool = False) -> pb.ToExecutor:
     return pb.ToExecutor(
         plan=pb.Plan(
             step=plan.step,
@@ -31,6 +31,7 @@ def plan_message(plan: Plan) -> pb.ToExecutor:
             sample=plan.samples,
             block_count=plan.block_counts,
             blocks=plan.blocks,
+            ending=ending,
         )
     )
 

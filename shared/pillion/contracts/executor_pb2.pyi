@@ -306,8 +306,11 @@ class Plan(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """the plan's number: counts up by one from 1 within an attachment"""
+    ending: _builtins.bool
+    """the scheduler is asked to end and lets what runs end: an executor that is, too, waits for it"""
     @_builtins.property
     def release(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """slots whose sequences are gone"""
@@ -348,10 +351,11 @@ class Plan(_message.Message):
         sample: _abc.Iterable[_builtins.int] | None = ...,
         block_count: _abc.Iterable[_builtins.int] | None = ...,
         blocks: _abc.Iterable[_builtins.int] | None = ...,
+        ending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "blocks", b"blocks", "count", b"count", "release", b"release", "sample", b"sample", "slot", b"slot", "start", b"start", "step", b"step", "take", b"take"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_count", b"block_count", "blocks", b"blocks", "count", b"count", "ending", b"ending", "release", b"release", "sample", b"sample", "slot", b"slot", "start", b"start", "step", b"step", "take", b"take"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

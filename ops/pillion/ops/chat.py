@@ -62,7 +62,7 @@ class Chat:
     def _served(self) -> str:
         status, body = web.get(f"{self.url}/v1/models", self.api_key, certificate=self.certificate)
         if status != 200:
-            raise web.Refused(web.error_message(body))
+            raise web.refusal(status, body)
         return str(body["data"][0]["id"]) if body["data"] else "no model yet"
 
     def _turn(self, message: str) -> int:
@@ -118,7 +118,7 @@ class Chat:
         if said:
             click.echo()
         remedy = ""
-        if isinstance(error, web.Unreachable):
+        if isinstance(error, web.Unreachable) and not isinstance(error, web.Untrusted):
             remedy = "; start one with `pillion up`, or name another with --url"
             error = web.Unreachable(f"no server at {self.url}: {error}")
         click.echo(f"pillion: {error}{remedy}", err=True)

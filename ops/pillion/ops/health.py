@@ -52,8 +52,9 @@ def redis(url: str) -> None:
     except ValueError:
         raise StackError("--redis must be a redis://, rediss:// or unix:// URL") from None
     except RedisError as error:
+        why = str(error).rstrip(".")
         raise StackError(
-            f"no Redis at {place}: {error}; start it, or leave --redis out for the embedded one"
+            f"no Redis at {place}: {why}; start it, or leave --redis out for the embedded one"
         ) from None
 
 

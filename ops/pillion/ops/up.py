@@ -284,7 +284,7 @@ class Up:
 
     def _tell_end(self, child: Child, pid: int, code: int) -> None:
         self._told.add(pid)
-        self._tell(f"{child.role} {pid} ended: {exit_words(code)}; its last lines:")
+        self._tell(f"{child.role} {pid} ended: {exit_words(code)}" + "; its last lines:" * bool(child.last))
         for line in child.last:
             self._tell(f"    {line}")
 

@@ -16,6 +16,10 @@ class Unreachable(Exception):
     """Nobody answers, or not with HTTP."""
 
 
+class Untrusted(Unreachable):
+    """Its certificate is nobody's who is trusted here; the message says what to do."""
+
+
 class Refused(Exception):
     """The server answered with an error; the message is the server's own."""
 
@@ -33,7 +37,7 @@ def get(
             answer = connection.getresponse()
             return answer.status, _decoded(answer.read())
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(_reason(error)) from None
+        raise _unreachable(url, error) from None
 
 
 def stream(
@@ -49,7 +53,7 @@ def stream(
             connection.request("POST", urlsplit(url).path, json.dumps(body).encode(), headers)
             answer = connection.getresponse()
             if answer.status != 200:
-                raise Refused(error_message(_decoded(answer.read())))
+                raise refusal(answer.status, _decoded(answer.read()))
             for line in answer:
                 data = line.decode().removeprefix("data:").strip() if line.startswith(b"data:") else ""
                 if data == "[DONE]":
@@ -60,7 +64,7 @@ def stream(
                         raise Refused(error_message(event))
                     yield event
     except (OSError, http.client.HTTPException) as error:
-        raise Unreachable(_reason(error)) from None
+        raise _unreachable(url, error) from None
 
 
 def _connect(url: str, timeout: float, certificate: str | None) -> http.client.HTTPConnection:
@@ -68,21 +72,40 @@ def _connect(url: str, timeout: float, certificate: str | None) -> http.client.H
     host = parts.hostname or "127.0.0.1"
     if parts.scheme != "https":
         return http.client.HTTPConnection(host, parts.port, timeout=timeout)
-    context = ssl.create_default_context()
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.load_verify_locations(Path(certificate).expanduser())
+    context = ssl.create_default_context() if certificate is None else trusting(certificate)
     return http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=context)
+
+
+def trusting(certificate: str) -> ssl.SSLContext:
+    """For a server on this machine with this PEM file, whatever names are in it. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(Path(certificate).expanduser())
+    return context
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
+def _unreachable(url: str, error: Exception) -> Unreachable:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Untrusted(
+            f"{urlsplit(url).netloc} shows a certificate that is not trusted here ({error.verify_message}); "
+            "name the PEM file of its authority in SSL_CERT_FILE"
+        )
+    return Unreachable(_reason(error))
+
+
 def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
+
+
+def refusal(status: int, body: Any) -> Refused:
+    """With what to do about it on the command line, where there is something."""
+    message = error_message(body)
+    return Refused(message + " Give it with --api-key KEY or PILLION_API_KEY." * (status == 401))
 
 
 def error_message(body: Any) -> str:

@@ -1,11 +1,14 @@
 """How a server wants to be asked is found out: a peer that takes no token ids, or streams none."""
 
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from aiohttp import web
 
 from pillion.ops.bench.client import session
@@ -67,6 +70,34 @@ async def test_one_that_counts_nothing_is_counted_by_pieces() -> None:
     assert server.model is None and prompts[-1] == [1000, 1001]
     assert (line.output_tokens, line.prompt_tokens) == (2, 2)
     assert [note for note in server.notes if "no token ids" in note] == server.notes
+
+
+async def test_a_certificate_is_the_one_of_this_machine_or_not_trusted(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    made = authority.issue_cert("elsewhere.example.com")
+    file = tmp_path / "chain.pem"
+    file.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    made.configure_cert(serving)
+
+    async def name(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "secret"}]})
+
+    app = web.Application()
+    app.router.add_get("/v1/models", name)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=serving).start()
+        url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+        async with session() as http:
+            with pytest.raises(NoServer, match=r"certificate that is not trusted here .*SSL_CERT_FILE"):
+                await Server(http, url).meet()
+        async with session(certificate=str(file)) as http:
+            with pytest.raises(NoServer, match="answers a completion with: 404"):
+                await Server(http, url).meet()
+    finally:
+        await runner.cleanup()
 
 
 async def test_one_that_refuses_says_why() -> None:

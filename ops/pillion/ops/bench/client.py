@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from pillion.ops.web import trusting
+
 QUIET_SECONDS = 300.0  # between two pieces of an answer
 
 
@@ -46,10 +48,11 @@ class Timeline:
         return [after - before for before, after in zip(self.tokens, self.tokens[1:], strict=False)]
 
 
-def session(api_key: str | None = None) -> aiohttp.ClientSession:
+def session(api_key: str | None = None, certificate: str | None = None) -> aiohttp.ClientSession:
+    """`certificate`: the PEM file of a server on this machine; else the machine's authorities are asked."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None, sock_read=QUIET_SECONDS),
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, ssl=True if certificate is None else trusting(certificate)),
         headers=bearer(api_key) if api_key else {},
     )
 

@@ -37,7 +37,9 @@ def load(
     urls = urls or (server.url,)
     if len(metrics) > len(urls):
         fail("give one --metrics for each --url, in the same order", 2)
-    options = Options(urls, cases or tuple(CASES), seed, repeats, model, server.key, metrics, threads)
+    options = Options(
+        urls, cases or tuple(CASES), seed, repeats, model, server.key, metrics, threads, server.certificate
+    )
     try:
         run(config, options, Path(output) if output else None, report)
     except (NoServer, Failed, NoCeilings, NoReport) as error:

@@ -47,6 +47,7 @@ class Options:
     api_key: str | None = None
     metrics: tuple[str, ...] = ()  # of each URL's executor; found where the stack is on this machine
     threads: int | None = None  # of the ceilings; else the executors'
+    certificate: str | None = None  # of a stack on this machine
 
 
 def run(config: Config, options: Options, output: Path | None, page: str | None = None) -> None:
@@ -87,7 +88,7 @@ class Subject:
 
 async def measure(config: Config, options: Options) -> dict[str, Any]:
     """The raw result. Raises NoServer, Failed, NoCeilings."""
-    async with session(options.api_key) as http:
+    async with session(options.api_key, options.certificate) as http:
         subjects = []
         for url, metrics in zip_longest(options.urls, options.metrics):
             server = Server(http, url, options.model)

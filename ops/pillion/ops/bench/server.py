@@ -104,6 +104,11 @@ class Server:
                 if response.status in (401, 403):
                     raise NoServer(f"{self.url} wants a key: give --api-key KEY")
                 return str((await response.json())["data"][0]["id"]) if response.status == 200 else None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise NoServer(
+                f"{self.url} shows a certificate that is not trusted here ({error.certificate_error}); name "
+                "the PEM file of its authority in SSL_CERT_FILE"
+            ) from None
         except (aiohttp.ClientConnectionError, OSError) as error:
             raise NoServer(
                 f"no server answers at {self.url} ({error}); start one with `pillion up`, or name another "

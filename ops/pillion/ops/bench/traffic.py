@@ -82,11 +82,12 @@ async def measure(
     drain: float = 60.0,
     model: str | None = None,
     api_key: str | None = None,
+    certificate: str | None = None,
     metrics: Sequence[str] = (),
     keys: Mapping[str, str] | None = None,
 ) -> Report:
     """`keys`: of tenants. Raises NoServer, NoLoad."""
-    async with session(api_key) as http:
+    async with session(api_key, certificate) as http:
         server = Server(http, url, model, keys)
         await server.meet()
         metrics = metrics or await delays.find(http, config, server.url)

@@ -71,13 +71,12 @@ def common(function: F) -> F:
     return function
 
 
-def address(config: Config, url: str | None) -> tuple[str, str | None]:
-    """The URL and key: those given, else of the stack that runs here. Ends the process without one."""
+def address(config: Config, url: str | None) -> stack.Address:
+    """URL and key: those given, else of the stack that runs here. Ends the process without one."""
     try:
-        server = stack.address(config, url)
+        return stack.address(config, url)
     except stack.StackError as error:
         fail(str(error), 1)
-    return server.url, server.key
 
 
 @click.command("traffic", cls=Command)
@@ -133,11 +132,11 @@ def traffic(config: str | None, **flags: Any) -> None:
     loaded = configure(flags, config)
     try:
         load = offered(chosen["trace"], chosen["lengths"], chosen["rates"], limits=limits)
-        url, key = address(loaded, chosen["url"])
+        at = address(loaded, chosen["url"])
         how = {name: chosen[name] for name in ("repeats", "drain", "model", "metrics")}
-        how["keys"] = tenant_keys(chosen["tenant_keys"])
+        how |= {"api_key": at.key, "certificate": at.certificate, "keys": tenant_keys(chosen["tenant_keys"])}
         slo = Slo(chosen["ttft"], chosen["tbt"])
-        report = uvloop.run(measure(loaded, url, load, chosen["rates"], slo=slo, api_key=key, **how))
+        report = uvloop.run(measure(loaded, at.url, load, chosen["rates"], slo=slo, **how))
         tell(report, write(report, Path(chosen["output"])) if chosen["output"] else ())
     except (NoServer, NoLoad, BadTrace, NoReport) as error:
         fail(str(error), 1)

@@ -83,9 +83,9 @@ def capacity(config: str | None, **flags: Any) -> None:
     try:
         load = offered(trace, lengths, (asked.start,), limits=limits)
         if cost is None:
-            url, key = address(loaded, url)
-            server["keys"] = tenant_keys(keys)
-            report = uvloop.run(live(loaded, url, load, asked, api_key=key, **server))
+            at = address(loaded, url)
+            server |= {"api_key": at.key, "certificate": at.certificate, "keys": tenant_keys(keys)}
+            report = uvloop.run(live(loaded, at.url, load, asked, **server))
         else:
             report = uvloop.run(simulated(loaded, cost, load, asked, stages, latency))
         tell(report, write(report, output) if output else ())

@@ -21,11 +21,12 @@ async def live(
     *,
     model: str | None = None,
     api_key: str | None = None,
+    certificate: str | None = None,
     metrics: Sequence[str] = (),
     keys: Mapping[str, str] | None = None,
 ) -> Report:
     """Of the server at `url`; `keys` are of tenants. Raises NoServer, NoLoad, NoCapacity."""
-    async with session(api_key) as http:
+    async with session(api_key, certificate) as http:
         server = Server(http, url, model, keys)
         await server.meet()
         metrics = metrics or await delays.find(http, config, server.url)

@@ -21,9 +21,14 @@ def run(config: Config, request: str, url: str | None, as_json: bool) -> Json:
     """What was told. Raises StackError, Unreachable, Refused."""
     server = stack.address(config, url)
     path = f"{server.url}/v1/requests/{quote(request, safe='')}/explain"
-    status, told = web.get(path, server.key, PATIENCE, server.certificate)
+    try:
+        status, told = web.get(path, server.key, PATIENCE, server.certificate)
+    except web.Untrusted:
+        raise
+    except web.Unreachable as error:
+        raise web.Unreachable(f"no server at {server.url}: {error}; name another with --url") from None
     if status != 200:
-        raise web.Refused(web.error_message(told))
+        raise web.refusal(status, told)
     for line in [json.dumps(told)] if as_json else lines(told):
         click.echo(line)
     return dict(told)
@@ -59,7 +64,7 @@ def _gap(name: str, gap: Json) -> Iterator[str]:
 
 
 def _short(gap: Json) -> Iterator[str]:
-    yield f"  then {_ms(gap['seconds'])} before token {gap['position']}: {gap['why']}"
+    yield f"  at the replica also {_ms(gap['seconds'])} before token {gap['position']}: {gap['why']}"
 
 
 def _first(told: Json) -> Iterator[str]:

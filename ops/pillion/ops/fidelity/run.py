@@ -117,8 +117,9 @@ async def measure(
     if facts is None:
         raise NoServer("the stack has no replica yet")
     twin = Twin(here, facts, offered, slo)
-    async with session() as http:
-        server = Server(http, stack.url(here))
+    at = stack.address(config)
+    async with session(at.key, at.certificate) as http:
+        server = Server(http, at.url)
         await server.meet()
         live = Live(server, http, await delays.find(http, config, server.url), slo, DRAIN)
         found = Fidelity(server, runs={rate: [] for rate in rates})

@@ -54,7 +54,7 @@ class Budget:
         self._repeated = min(settings.multi_step_seconds, self.target)
 
     def hurry(self, left: float) -> None:
-        """`left`: seconds until the first stream's next token is due, counted from when the next step begins.
+        """`left`: seconds that the next step may take until the first stream's next token is due.
 
         Those that are late already do not stop the prompts, nor do streams that are early make a step longer.
         """

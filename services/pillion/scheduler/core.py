@@ -432,7 +432,7 @@ class Core:
         assert self._roster is not None and self._budget is not None
         suspect = self._roster.suspect = next(filter(self._ready, self._suspects), None)
         ahead = max(self._flights.begins - now, 0.0) if self._flights else 0.0
-        self._budget.hurry(self._left(now + ahead))
+        self._budget.hurry(self._flights.time_left(self._budget.target, self._told(), now))
         while True:
             draft = Draft(self._step + 1)
             allowed = self._policy.compose(self._roster, draft, self._budget)
@@ -466,16 +466,11 @@ class Core:
         assert self._roster is not None
         return suspect.running or self._roster.grammars.ready(suspect)
 
-    def _left(self, begins: float) -> float:
-        """Seconds that the tightest stream has left for a step that begins then.
-
-        Who is in the plan in flight gets a token from it as the next step begins, and has the whole target
-        left. The others have had to wait since their last token.
-        """
-        assert self._roster is not None and self._budget is not None
+    def _told(self) -> float | None:
+        """When the stream that has waited longest had its last token, of those in no plan in flight."""
+        assert self._roster is not None
         returned = self._roster.returned
-        waiting = [sequence.told for sequence in self._roster.decoding if sequence.step <= returned]
-        return self._budget.target - max(begins - min(waiting, default=begins), 0.0)
+        return min((s.told for s in self._roster.decoding if s.step <= returned), default=None)
 
     # --- what it looks like ------------------------------------------------------------------------
 

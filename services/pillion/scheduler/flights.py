@@ -60,18 +60,40 @@ class Flights(deque[Flight]):
         """When the next can begin, if one is in flight: the first stage is free and, if there are as many in
         flight as stages, the oldest has brought the tokens that its sequences go on from.
         """
-        oldest, free = self._forecast()
-        return max(oldest, free) if len(self) >= self.stages else free
+        return self._begins(*self._forecast())
 
     def overdue(self, now: float) -> float:
         """Seconds that the oldest is past its predicted end; 0 where there is none."""
-        return max(now - self._forecast()[0], 0.0) if self else 0.0
+        return max(now - self._forecast()[0][0], 0.0) if self else 0.0
 
     def pipelined(self, now: float) -> bool | None:
         """What a plan that is sent now is, as `Flight` has it."""
         if not self:
             return False
-        return True if len(self) >= self.stages or now < self._forecast()[1] else None
+        return True if len(self) >= self.stages or now < self._forecast()[1][0] else None
+
+    def time_left(self, target: float, told: float | None, now: float) -> float:
+        """Seconds that a plan sent now may take, all its stages, and no stream waits longer than `target`.
+
+        `told`: when the stream in no plan that has waited longest had its last token. The streams of a plan
+        in flight go on as many plans later as there are stages, and the plans between are taken to be as long
+        as this one. A plan's tokens leave the last stage, where it may wait for the plan before.
+        """
+        ends, free = self._forecast()
+        stages = self.stages
+        waits = [] if told is None else [(told, stages)]
+        for behind, (flight, end) in enumerate(zip(reversed(self), reversed(ends), strict=True), 1):
+            if flight.work.sampled:
+                waits.append((max(end, now), behind))
+        free[0] = max(self._begins(ends, free), now) if self else now
+        return min(
+            (
+                (target - (at - since)) * stages / (2 * stages - stage - behind)
+                for since, behind in waits
+                for stage, at in enumerate(free)
+            ),
+            default=target,
+        )
 
     def land(self, step: int, now: float) -> Flight | None:
         """Takes out the oldest when it is this one."""
@@ -93,12 +115,21 @@ class Flights(deque[Flight]):
         needed = idle + self.lead if flight.pipelined and idle > 0 else idle
         self.lead = min(max(needed, self.lead * LEAD_FALL, LEAD_MIN), LEAD_MAX)
 
-    def _forecast(self) -> tuple[float, float]:
-        """When the oldest leaves the last stage, and the newest the first."""
-        free, oldest = list(self._left), inf
+    def _begins(self, ends: list[float], free: list[float]) -> float:
+        return max(ends[0], free[0]) if len(self) >= self.stages else free[0]
+
+    def _forecast(self) -> tuple[list[float], list[float]]:
+        """When each leaves the last stage, and when each stage has done them all."""
+        free, ends = list(self._left), []
+        brought = deque(
+            [self._left[-1]], self.stages
+        )  # when the tokens of those before were there, as far back
         for flight in self:
             at, share = flight.sent, flight.predicted / self.stages
+            if flight.work.decodes and len(brought) == self.stages:
+                at = max(at, brought[0])
             for stage in range(self.stages):
                 at = free[stage] = max(at, free[stage]) + share
-            oldest = min(oldest, at)
-        return oldest, free[0]
+            ends.append(at)
+            brought.append(at)
+        return ends, free

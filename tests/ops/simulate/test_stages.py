@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as with_
 
+from pillion.ops.measure.histogram import GROWTH
 from pillion.ops.simulate.bubbles import Bubbles
 from pillion.ops.simulate.stages import Passage, Stages
+from pillion.ops.traces import Between, Shape
 from pillion.scheduler.messages import Plan
 from pillion.steptime import Curve, Work
 
@@ -143,3 +145,16 @@ def test_unequal_steps_make_bubbles_and_chunks_make_them_small(sim):
     assert shares["orca"]["bubble_share"] > 2 * shares["fixed-budget"]["bubble_share"] > 0
     assert shares["orca"]["request_s"]["median"] > 2 * shares["fixed-budget"]["request_s"]["median"]
     assert all(shares["orca"][kind] > 0 for kind in ("pb1_s", "pb2_s"))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_no_stream_waits_longer_than_the_target_while_prompts_come_and_go(sim, stages):
+    """Decodes are a fifth of a full step, so plans of both sizes follow each other through the stages."""
+    model = sim.step_time(rows=Curve((1, 1001), (0.02, 1.02)), ways=sim.Ways(), ratios=())
+    scheduler = {"max_num_batched_tokens": None, "slo_tbt": 0.1, "max_num_seqs": 16 * stages}
+    scheduler["min_prefill_share"] = 0.0
+    shape = Shape(Between(4, 1000), Between(20, 100))
+    asked = over(sim, stages, model, scheduler=scheduler)
+    tally = sim.simulate(asked, sim.some(200, rate=2.0, shape=shape)).tally
+    assert tally.tbt.quantile(0.9) > 0.08  # prompts are as large as they may be
+    assert tally.tbt.quantile(0.995) <= 0.1 * GROWTH**0.5

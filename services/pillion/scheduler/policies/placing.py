@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from enum import Enum, auto
+from math import ceil
 
 from ..budget import Budget
 from ..plan import Draft
 from ..roster import Roster
 from ..sequence import Sequence, State
 
+UNEQUAL = 0.25  # of an equal share, that a step may have over it
 Room = Callable[[int], int]
 """How many tokens the step takes of a prompt that has so many left; 0 or less: none, of it or any other."""
 
@@ -40,14 +42,19 @@ def unfinished(roster: Roster) -> list[Sequence]:
 def ready(roster: Roster, draft: Draft) -> list[Sequence]:
     """The decodes that can get a token in this step.
 
-    Over stages each has its turn in one of as many steps as there are stages, and these share them equally.
+    Over stages each has its turn in one of as many steps as there are stages, and these share them equally;
+    but who is moved to the next waits for one step more, so beside prompts, which fill each step up, the
+    shares may differ.
     """
     decodes = unfinished(roster)
     if roster.stages == 1:
         return decodes
     before, behind = (len(decodes) * step // roster.stages for step in (draft.step, draft.step + 1))
+    most = max(behind - before, 1)
+    if roster.prefilling:
+        most += ceil(UNEQUAL * most)
     brought = roster.brought(draft)
-    return [sequence for sequence in decodes if sequence.step <= brought][: max(behind - before, 1)]
+    return [sequence for sequence in decodes if sequence.step <= brought][:most]
 
 
 def prefill_start(roster: Roster) -> int | None:

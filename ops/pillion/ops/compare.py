@@ -1,5 +1,7 @@
 """`pillion compare`."""
 
+from pathlib import Path
+
 import click
 
 from pillion.ops.options import Command, fail
@@ -20,7 +22,7 @@ def compare(before: str, after: str, output: str | None) -> None:
     except ModuleNotFoundError as error:
         fail(f"{error.name} is not installed; pip install 'pillion[bench]'", 1)
     try:
-        report = compared(read(before), read(after))
+        report = compared(read(before), read(after), (Path(before).name, Path(after).name))
         tell(report, write(report, output) if output else ())
     except NoReport as error:
         fail(str(error), 1)

@@ -124,6 +124,20 @@ def test_the_terminal_shows_figures_tables_notes_and_files(tmp_path: Path) -> No
         assert part in said
 
 
+def test_a_terminal_too_narrow_for_columns_gets_sentences_and_no_broken_word() -> None:
+    table = Table("Tried", ["", *(f"number {place}" for place in range(9))], [["2/s", *[123456] * 9]])
+    said = {}
+    for width in (60, 200):
+        console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+        tell(report(tables=[table]), console=console)
+        said[width] = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "2/s, number 0 123,456, number 1 123,456" in said[60].replace("\n", " ")
+    assert re.search(r"2/s( +123,456){9}", said[200])
+    wide = Console(file=io.StringIO())
+    tell(report(tables=[Table("Tried", ["", "why"], [["2/s", "a reason " * 15]])]), console=wide)
+    assert ("a reason " * 15).rstrip() in wide.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_numbers_are_short_and_have_their_unit() -> None:
     assert [quantity(value, "s") for value in (0.0, 0.000_25, 0.0421, 3.14159, 1234.5)] == [
         "0 s", "250 µs", "42.1 ms", "3.14 s", "1,234 s",
@@ -151,6 +165,29 @@ def test_curves_of_both_are_drawn_together_and_what_one_lacks_is_told() -> None:
     assert [row[1:3] for row in both.tables[0].rows][1:] == [["150 ms", NONE], [NONE, "4"]]
     assert [plot.title for plot in both.plots] == ["TBT", "front"]
     assert [series.name for series in both.plots[0].series] == ["A 2/s", "B 2/s"]  # type: ignore[union-attr]
+
+
+def test_what_was_asked_differently_is_told_and_shares_differ_by_points() -> None:
+    def made(share: float, **provenance: Any) -> Report:
+        asked = {
+            "command": "pillion simulate --rate 2 --rate 3 --learn --output a",
+            "load": {"rate": 2.0, "stages": 1},
+            "date": share,
+        }
+        return report(summary=[Figure("met", [share], "share")], provenance=asked | provenance)
+
+    other = "pillion simulate --rate=2 --rate 4 -pp 4 --output b"
+    after = made(0.25, command=other, load={"rate": 2.0, "stages": 4}, targets="1 s")
+    both = compared(made(0.5), after, ("one", "two"))
+    assert both.title == "Replay <of> chats: one (A) beside two (B)"
+    assert both.tables[0].rows == [["met", "50 %", "25 %", "-25 points", "-50.0 %", ""]]
+    assert both.tables[1].rows == [
+        ["command: --rate", "2, 3", "2, 4"],
+        ["command: --learn", "given", NONE],
+        ["load: stages", "1", "4"],
+        ["command: -pp", NONE, "4"],
+        ["targets", NONE, "1 s"],
+    ]
 
 
 def test_compare_shows_and_writes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from pillion.config import Config
 from pillion.config.tree import DEFAULT_SLO_TBT
 from pillion.ops.measure import Slo
-from pillion.ops.report import tell, write
+from pillion.ops.report import tell, words, write
 from pillion.ops.report.origin import origin
 from pillion.ops.traces import (
     LENGTHS,
@@ -117,7 +117,9 @@ def run(config: Config, **asked: Any) -> None:
 
         results = [simulate(one, source.arrivals(one.seed), source.closed, tick) for one in simulations]
     took = time.perf_counter() - start
-    made = report(simulations[0], results, _provenance(config, model, asked, took, results))
+    made = report(
+        simulations[0], results, _provenance(config, model, asked, simulations[0].slo, took, results)
+    )
     tell(made, write(made, asked["output"]) if asked["output"] else ())
 
 
@@ -154,7 +156,7 @@ def _shape(name: str | None) -> Shape:
 
 
 def _provenance(
-    config: Config, model: StepTime, asked: dict[str, Any], took: float, results: list[Result]
+    config: Config, model: StepTime, asked: dict[str, Any], slo: Slo, took: float, results: list[Result]
 ) -> dict[str, Any]:
     measured = model.provenance
     simulated = sum(result.ended for result in results)
@@ -165,6 +167,7 @@ def _provenance(
             name: getattr(config.scheduler, name)
             for name in ("policy", "max_num_seqs", "max_num_batched_tokens", "slo_tbt")
         },
+        "targets": f"TTFT {words.quantity(slo.ttft, 's')}, P99 TBT {words.quantity(slo.tbt, 's')}",
         "seconds simulated": round(simulated, 3),
         "seconds that took": round(took, 3),
         "most memory, MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,

@@ -26,6 +26,7 @@ def report(asked: Simulation, results: Sequence[Result], provenance: dict[str, A
     summaries = [result.summary() for result in results]
     first = results[0]
     where = "one replica" if asked.replicas == 1 else f"{asked.replicas} replicas"
+    where += f" of {asked.facts.pp} stages" if asked.facts.pp > 1 else ""
     return Report(
         title=f"Simulated: {asked.config.scheduler.policy} on {where}",
         provenance=provenance,
@@ -105,23 +106,23 @@ def _steps(summary: dict[str, Any]) -> Table:
     steps, counters = summary["steps"], summary["counters"]
     names = {
         "steps": "steps",
-        "busy_s": "seconds that they took in all",
-        "step_s": "seconds of one, mean",
+        "busy_s": "seconds that steps took in all",
+        "step_s": "seconds of one step, mean",
         "decode_tokens": "tokens of decodes",
         "prefill_tokens": "tokens of prompts",
         "waiting": "waiting at a replica, mean",
-        "most_waiting": "most",
+        "most_waiting": "waiting at a replica, most",
         "running": "running at a replica, mean",
-        "most_running": "most",
+        "most_running": "running at a replica, most",
         "held": "held by admission, mean",
-        "most_held": "most",
+        "most_held": "held by admission, most",
         "kv_in_use": "share of the KV blocks in use, mean",
     }
     more = {
         "preemptions": "preemptions",
         "recomputed_tokens": "tokens computed again",
         "queried_tokens": "prompt tokens looked up",
-        "hit_tokens": "of which were cached",
+        "hit_tokens": "prompt tokens found in the prefix cache",
     }
     rows = [[words, steps[name]] for name, words in names.items()]
     rows += [[words, counters[name]] for name, words in more.items()]

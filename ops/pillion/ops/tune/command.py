@@ -51,6 +51,7 @@ def tune(
     try:
         from pathlib import Path
 
+        import msgspec
         from rich.console import Console
 
         from pillion.config.tree import DEFAULT_SLO_TBT
@@ -80,7 +81,8 @@ def tune(
         with Console(stderr=True).status("") as status:
             tuned = run(loaded, model, asked, status.update)
         made = report(model, asked, tuned)
-        tell(made, write(made, output) if output else ())
+        # Its note comes last, behind the files.
+        tell(msgspec.structs.replace(made, notes=[]), write(made, output) if output else ())
     except (NoSetting, CostModelError, NoReport) as error:
         fail(str(error), 1)
     click.echo(verdict(tuned))

@@ -84,7 +84,7 @@ function tile(name, figure, unit, what, spark = null, wrong = false) {
 const spark = (kind, values, says) =>
   chart(values.length, 20, says, columns([[kind, values]], 20, Math.max(...values) || 1));
 
-const fact = (name, value) => make("div", {}, make("dt", {}, name), make("dd", {}, value));
+const fact = (name, value, title) => make("div", { title }, make("dt", {}, name), make("dd", {}, value));
 
 const scale = (...labels) => make("div", { class: "scale" }, ...labels.map((label) => make("span", {}, label)));
 
@@ -181,14 +181,14 @@ function replica(each) {
     make("p", { class: "what" }, `KV: ${share(blocks.used / total)} in use, ${share(blocks.cached / total)} cached, of ${whole(total)} blocks`),
     bar,
     make("dl", {},
-      fact("running", each.seats ? `${each.running} of ${each.seats}` : each.running),
-      fact("waiting", each.waiting),
-      fact("steps/s", now.steps.toFixed(1)),
-      fact("tokens/step", mean.toFixed(1)),
-      fact("budget", `${whole(each.budget)} of ${whole(each.most)}`),
-      fact("step target", time(each.target)),
-      fact("to compute", whole(each.uncomputed)),
-      fact("preemptions", whole(each.preemptions))));
+      fact("running", each.seats ? `${each.running} of ${each.seats}` : each.running, "sequences, of as many as keep the step target beside prompts"),
+      fact("waiting", each.waiting, "sequences that wait at this replica"),
+      fact("steps/s", now.steps.toFixed(1), "in the latest seconds"),
+      fact("tokens/step", mean.toFixed(1), "decodes and prompts, in the latest seconds"),
+      fact("budget", `${whole(each.budget)} of ${whole(each.most)}`, "tokens that the latest step could carry, of the most that one may"),
+      fact("step target", time(each.target), "what a step with decodes may take, from --slo-tbt"),
+      fact("to compute", whole(each.uncomputed), "prompt tokens that are here and not computed yet"),
+      fact("preemptions", whole(each.preemptions), "since the scheduler started")));
 }
 
 function requests({ requests: all, running, latency: { tbt } }) {

@@ -228,7 +228,7 @@ def _fill(core: Core, held: Checkpoint) -> None:
         core._requests[sequence.request.id].sequences.append(sequence)
         if sequence.state is State.WAITING:
             core._waiting.join(sequence)
-    core._suspects = [sequences[place] for place in held.suspects]
+    core._suspects.extend(sequences[place] for place in held.suspects)
     for flown in held.flights:
         rows = [sequences[place] for place in flown.rows]
         core._flights.append(

@@ -13,7 +13,6 @@ from pillion.steptime import StepTime
 from . import policies
 from .blocks import Pool
 from .budget import Budget, limited
-from .correction import Corrected
 from .flights import Flight, Flights
 from .messages import (
     Cancelled,
@@ -36,15 +35,13 @@ from .messages import (
     WakeAt,
     Woken,
 )
-from .outlook import UNKNOWN, outlook
+from .overview import overview
 from .plan import Draft
 from .prefix import Hash
 from .repeat import repeat
 from .roster import Counters, Queue, Roster
 from .sequence import Change, Sequence, State
-
-SUSPECT = 2  # failed steps without progress after which a sequence runs alone, to tell it from its neighbours
-HOPELESS = SUSPECT + 2  # failed steps, the last two alone, after which a sequence is at fault
+from .suspects import Suspects
 
 
 @dataclass(slots=True)
@@ -85,7 +82,7 @@ class Core:
         self._counters = Counters()
         self._requests: dict[str, Live] = {}
         self._waiting = Queue()
-        self._suspects: list[Sequence] = []  # each of them runs alone until it has come further
+        self._suspects = Suspects()
         self._order = 0
         self._facts: Facts | None = None
         self._roster: Roster | None = None  # these two are there while an executor is attached
@@ -221,7 +218,7 @@ class Core:
             gap = self._flights.stages * event.gap_seconds if flight.pipelined else 0.0
             self._budget.cost.learn(flight.work, event.seconds / event.steps, gap / event.steps)
         self._flights.adjust(flight, now, event.seconds, event.gap_seconds)
-        self._absolve(flight)
+        self._suspects.absolve(flight)
         by_incarnation = self._roster.by_incarnation
         for row in event.rows:
             sequence_or_none = by_incarnation.get(row.incarnation)
@@ -281,28 +278,10 @@ class Core:
         return flight
 
     def _blame(self, named: list[Sequence], message: str, out: Outbox) -> None:
-        """A step failed. Who was in several is run alone; who fails alone as well is at fault and ends."""
-        for sequence in named:
-            if sequence.state is State.ENDED:
-                continue
-            sequence.failures += 1
-            if sequence.failures >= HOPELESS:
-                self._counters.poisonous += 1
-                self._finish(sequence, "error", out, f"the step failed each time: {message}")
-            elif sequence.failures == SUSPECT:
-                self._suspects.append(sequence)
-
-    def _absolve(self, flight: Flight) -> None:
-        """A step succeeded. Who came further than ever before is above suspicion.
-
-        Further, since a sequence that fails behind its first chunk succeeds in that one each time.
-        """
-        for sequence, end in zip(flight.rows, flight.ends, strict=True):
-            if end > sequence.reached:
-                sequence.reached = end
-                if sequence.failures >= SUSPECT and sequence in self._suspects:
-                    self._suspects.remove(sequence)
-                sequence.failures = 0
+        """A step failed that named these."""
+        for sequence in self._suspects.blame(named):
+            self._counters.poisonous += 1
+            self._finish(sequence, "error", out, f"the step failed each time: {message}")
 
     def _compiled(self, event: Compiled, now: float) -> None:
         if self._roster is not None:
@@ -388,8 +367,7 @@ class Core:
             out.finished.append(sequence.request.id)
 
     def _drop(self, sequence: Sequence) -> None:
-        if sequence in self._suspects:
-            self._suspects.remove(sequence)
+        self._suspects.forget(sequence)
         if self._roster is not None:
             self._roster.end(sequence)
         else:
@@ -491,48 +469,16 @@ class Core:
 
     def snapshot(self, now: float = 0.0) -> Snapshot:
         """`now` is needed for `overdue` only."""
-        counters, roster = self._counters, self._roster
-        pool = roster.pool if roster else None
-        running = roster.running if roster else []
-        cost = self._budget.cost if self._budget else None
-        told = UNKNOWN
-        if roster is not None and self._budget is not None:
-            decoding = roster.decoding
-            context = sum(sequence.computed for sequence in decoding)
-            left = max((sequence.limit - sequence.computed for sequence in decoding), default=0)
-            told = outlook(self._policy, self._budget, len(decoding), context, left, roster.slots)
-        return Snapshot(
+        return overview(
+            self._counters,
+            self._waiting,
+            self._roster,
+            self._budget,
+            self._policy,
             max_model_len=self.max_model_len,
-            uncomputed=sum(len(s.tokens) for s in self._waiting)
-            + sum(len(s.tokens) - s.computed for s in (roster.prefilling if roster else ())),
-            waiting=len(self._waiting),
-            prefilling=len(roster.prefilling) if roster else 0,
-            decoding=len(running) - (len(roster.prefilling) if roster else 0),
-            blocks=pool.size if pool else 0,
-            free_blocks=pool.free if pool else 0,
-            cached_blocks=pool.cached if pool else 0,
-            referenced_blocks=pool.referenced if pool else 0,
             in_flight=len(self._flights),
             overdue=self.overdue(now),
-            steps=counters.steps,
-            failed_steps=counters.failed_steps,
-            executors_lost=counters.executors_lost,
-            poisonous=counters.poisonous,
-            preemptions=counters.preemptions,
-            recomputed_tokens=counters.recomputed_tokens,
-            queried_tokens=counters.queried_tokens,
-            hit_tokens=counters.hit_tokens,
-            flushed_blocks=counters.flushed_blocks,
-            late_results=counters.late_results,
-            prefill_rate=told.prefill_rate,
-            seats=told.seats,
-            step_seconds=told.step_seconds,
-            idle_rate=told.idle_rate,
-            intake=told.intake,
-            cost_model=cost.hash if isinstance(cost, Corrected) else "",
-            factors=cost.factors if cost else (1.0, 1.0),
-            step_limit=self._budget.limit if self._budget else 0,
-            step_target=self._settings.step_target or 0.0,
+            target=self._settings.step_target,
         )
 
     def check(self) -> None:

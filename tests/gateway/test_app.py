@@ -56,6 +56,7 @@ async def test_what_is_not_there(start: Any) -> None:
             )
             for there in ("/v1/chat/completions", "/v1/streams/{id}", "/tokenize", "/openapi.json"):
                 assert there in body["error"]["message"]
+            assert "/chat.css" not in message
     status, body, _ = await stack.fetch("POST", "/v1/completions", json={"model": "other", "prompt": "x"})
     assert (status, body["error"]["code"], body["error"]["param"]) == (404, "model_not_found", "model")
 

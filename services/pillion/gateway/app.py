@@ -133,10 +133,14 @@ class App:
             methods = next((found for pattern, found in self._patterns.items() if _fits(path, pattern)), None)
         if methods is None:
             reason = why(path)
+            room = ("/admin/",) if path.startswith("/admin/") else ("/v1/", "/tokenize", "/detokenize")
+            here = (
+                ", ".join(known for known in self._table() if known.startswith(room)) or "no others like it"
+            )
             raise ApiError(
                 404,
                 f"The endpoint {path[:128]} is not supported here{reason and ': ' + reason}; "
-                f"there are {', '.join(self._table())}.",
+                f"there are {here}; /openapi.json has all.",
                 code="not_found",
             )
         handler = methods.get("GET" if method == "HEAD" else method)

@@ -251,6 +251,14 @@ class TestRoute:
         actions = core.handle(Heard(beat("large", credit=500)), NOW)
         assert forwarded(actions) == [("a", "large")]
 
+    def test_of_a_prompt_that_nothing_is_wanted_of_the_last_token_is_computed_too(self):
+        small, large = beat("small", facts=facts(num_blocks=5), credit=500), beat("large", uncomputed=100)
+        core = policy(small, large)
+        for prompt, output, where in ((64, 1, "small"), (64, 0, "small"), (65, 0, None)):
+            gone = forwarded(arrive(core, request(f"{prompt}-{output}", prompt, max_tokens=output)))
+            assert gone == ([(f"{prompt}-{output}", where)] if where else [])
+        assert forwarded(core.handle(Heard(beat("large", credit=500)), NOW)) == [("65-0", "large")]
+
 
 class TestRefusal:
     @pytest.mark.parametrize("model_len, blocks", [(1000, 101), (1000, 11)])
@@ -258,7 +266,9 @@ class TestRefusal:
         each = facts(max_model_len=model_len, num_blocks=blocks)
         limit = longest(each)
         assert limit == min(model_len, (blocks - 1) * 16 + 1)
-        for prompt, output in ((limit - 1, 1), (limit - 5, 5), (1, limit - 1), (limit - 1, None)):
+        whole = min(model_len, (blocks - 1) * 16)  # a prompt of which nothing is wanted
+        fitting = [(limit - 1, 1), (limit - 5, 5), (1, limit - 1), (limit - 1, None), (whole, 0)]
+        for prompt, output in fitting:
             # By the rule: blocks for all positions but the last output token's.
             assert -(-(prompt + (output or 1) - 1) // 16) <= blocks - 1
             actions = arrive(policy(beat(facts=each)), request("a", prompt, max_tokens=output))
@@ -268,12 +278,13 @@ class TestRefusal:
             (limit, None, "prompt"),
             (limit + 1, 1, "prompt"),
             (limit - 4, 5, "max_tokens"),
+            (whole + 1, 0, "prompt"),
         ]
         for prompt, output, param in cases:
             (refuse,) = arrive(policy(beat(facts=each)), request("a", prompt, max_tokens=output))
             assert (refuse.refusal.status, refuse.refusal.param) == (400, param)
             assert refuse.refusal.code == "context_length_exceeded"
-            assert f"at most {limit} tokens" in refuse.refusal.message
+            assert f"at most {limit if output != 0 else whole} tokens" in refuse.refusal.message
             assert ("10 blocks of 16" in refuse.refusal.message) == (blocks == 11)
             assert f"the prompt has {prompt}" in refuse.refusal.message
 
@@ -284,7 +295,7 @@ class TestRefusal:
 
     @pytest.mark.parametrize(
         "changes, param",
-        [({"prompts": ()}, "prompt"), ({"prompts": ((7,), ())}, "prompt"), ({"max_tokens": 0}, "max_tokens"),
+        [({"prompts": ()}, "prompt"), ({"prompts": ((7,), ())}, "prompt"), ({"max_tokens": -1}, "max_tokens"),
          ({"max_tokens": -3}, "max_tokens"), ({"n": 0}, "n")],
     )  # fmt: skip
     def test_of_what_no_replica_could_run(self, changes: dict[str, Any], param: str):

@@ -65,6 +65,16 @@ def test_an_overflow_tells_the_prompt_s_length_the_limit_and_max_tokens() -> Non
         assert "max_tokens" in error.message
 
 
+def test_a_prompt_may_fill_the_context_where_nothing_is_wanted_of_it() -> None:
+    for more in ({}, {"prompt_logprobs": 1}, {"logprobs": 1}, {"truncate_prompt_tokens": 10}):
+        assert prompts(LONG[:10], max_tokens=0, echo=True, **more) == (tuple(LONG[:10]),)
+    assert prompts(LONG, max_tokens=0, echo=True, truncate_prompt_tokens=-1) == (tuple(LONG[-10:]),)
+    error = refusal(LONG[:11], max_tokens=0, echo=True)
+    assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+    assert error.message.endswith("; the prompt has 11. Shorten it, or send truncate_prompt_tokens.")
+    assert refusal(LONG[:10], max_tokens=1, echo=True).message.count("asks for 1 more") == 1
+
+
 def test_what_would_help_is_told() -> None:
     """Neither a shorter prompt nor a cut one does where the answer alone is too long."""
     for prompt, max_tokens, advice in (

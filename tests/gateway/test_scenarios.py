@@ -122,20 +122,26 @@ async def test_s13_prompts_at_the_limit(start: Any) -> None:
         (2048, {}, 400),
         (2049, {}, 400),
         (2047, {"max_tokens": 2}, 400),
+        (2048, {"max_tokens": 0, "echo": True}, 200),
+        (2049, {"max_tokens": 0, "echo": True}, 400),
     ):
         body = {"prompt": [100] * length, "max_tokens": 1} | asked
         answer = stack.post("/v1/completions", body)
         if status == 200:
-            await stack.driver.play(await stack.driver.request(), [100])
+            request = await stack.driver.request()
+            assert request.max_tokens == body["max_tokens"]
+            await stack.driver.play(request, [100])
         got, answered, _ = await answer
         assert got == status, answered
+        if status == 200:
+            assert answered["usage"]["completion_tokens"] == body["max_tokens"]
         if status == 400:
             error = answered["error"]
             assert error["code"] == "context_length_exceeded"
             # The limit may be the model's own or what the KV cache holds; the facts have one number.
             assert error["message"].startswith("This server takes at most 2048 tokens, prompt and output")
             assert str(length) in error["message"]
-            assert error["param"] == ("max_tokens" if asked else "prompt")
+            assert error["param"] == ("max_tokens" if "max_tokens" in asked and length < 2048 else "prompt")
 
 
 @pytest.mark.parametrize(

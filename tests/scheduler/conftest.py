@@ -114,7 +114,8 @@ def told(prompt: tuple[int, ...], start: int = 0, end: int | None = None) -> byt
 def expected(request: Request, choice: int, max_model_len: int = 4096) -> tuple[tuple[int, ...], str]:
     """What a choice brings when nothing disturbs it."""
     tokens = request.prompts[choice // request.n]
-    most = request.max_tokens or max_model_len - len(tokens)
+    wanted = request.max_tokens
+    most = max_model_len - len(tokens) if wanted is None else max(wanted, 1)
     digest, output = 0, []
     for token in tokens:
         digest = chain(digest, token)

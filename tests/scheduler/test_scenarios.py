@@ -182,8 +182,12 @@ def test_s12_what_never_fits_the_pool_is_refused_at_once(make, toy):
     drive.submit(toy.request("fits", toy.prompt(30, 2), max_tokens=11, seed=3))
     drive.submit(toy.request("not", toy.prompt(30, 2), max_tokens=12))
     assert "not" in drive.refusals and "fits" not in drive.refusals
+    # All of a prompt is computed, whether an output is wanted or not.
+    drive.submit(toy.request("whole", toy.prompt(40, 3), max_tokens=0, seed=4))
+    drive.submit(toy.request("more", toy.prompt(41, 3), max_tokens=0))
+    assert "more" in drive.refusals and "at most 40 tokens" in drive.refusals["more"].message
     drive.run()
-    drive.check_outputs("other", "fits")
+    drive.check_outputs("other", "fits", "whole")
 
 
 def test_s13_prompts_at_the_limit(make, toy):
@@ -196,8 +200,25 @@ def test_s13_prompts_at_the_limit(make, toy):
     assert sorted(drive.refusals) == ["64", "65"]
     for refusal in drive.refusals.values():
         assert refusal.param == "prompt" and "64" in refusal.message
-    drive.submit(toy.request("empty", ()), toy.request("none", (1,), max_tokens=0))
-    assert drive.refusals["empty"].param == "prompt" and drive.refusals["none"].param == "max_tokens"
+    drive.submit(toy.request("empty", ()))
+    assert drive.refusals["empty"].param == "prompt"
+
+
+@pytest.mark.parametrize("scored", [None, 2])
+def test_s13_a_prompt_fills_the_context_where_no_output_is_wanted(make, toy, scored):
+    drive = make({"max_num_batched_tokens": 24}, {"max_model_len": 64})
+    for length in (1, 64, 65):
+        asked = toy.request(str(length), toy.prompt(length, length), max_tokens=0, prompt_logprobs=scored)
+        drive.submit(asked)
+    drive.run()
+    # A step of its own computes its last row, and nothing behind it.
+    drive.check_outputs("1", "64")
+    assert [len(drive.output(name)) for name in ("1", "64")] == [1, 1]
+    assert sum(plan.tokens for plan in drive.plans) == 65 and not any(plan.decodes for plan in drive.plans)
+    assert drive.told == (0 if scored is None else 2)
+    (refusal,) = drive.refusals.values()
+    assert (refusal.param, refusal.code) == ("prompt", "context_length_exceeded")
+    assert "at most 64 tokens" in refusal.message and "the prompt has 65" in refusal.message
 
 
 def test_s14_the_head_waits_for_whoever_holds_blocks_and_nobody_overtakes_it(make, toy):

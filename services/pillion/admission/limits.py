@@ -13,22 +13,32 @@ def longest(facts: Facts) -> int:
     return min(facts.max_model_len, (facts.num_blocks - 1) * facts.block_size + 1)
 
 
+def longest_prompt(facts: Facts) -> int:
+    """Most tokens of a prompt that no output is wanted of: its last one is computed too."""
+    return min(facts.max_model_len, (facts.num_blocks - 1) * facts.block_size)
+
+
 def need(request: Request) -> int:
     """Tokens of its longest sequence, prompt and output."""
-    return max(map(len, request.prompts)) + (request.max_tokens or 1)
+    return max(map(len, request.prompts)) + (1 if request.max_tokens is None else request.max_tokens)
+
+
+def most(request: Request, facts: Facts) -> int:
+    """That it may need there."""
+    return longest_prompt(facts) if request.max_tokens == 0 else longest(facts)
 
 
 def fits(request: Request, facts: Facts) -> bool:
     """Whether each of its sequences can run alone on a replica with these facts."""
-    return need(request) <= longest(facts)
+    return need(request) <= most(request, facts)
 
 
 def malformed(request: Request) -> Refusal | None:
     """What no replica of any size could run."""
     if not request.prompts or not all(request.prompts):
         return _invalid(request, "the prompt is empty; give at least one token", "prompt")
-    if request.max_tokens is not None and request.max_tokens < 1:
-        return _invalid(request, f"max_tokens is {request.max_tokens}; it must be at least 1", "max_tokens")
+    if request.max_tokens is not None and request.max_tokens < 0:
+        return _invalid(request, f"max_tokens is {request.max_tokens}; it must be at least 0", "max_tokens")
     if request.n < 1:
         return _invalid(request, f"n is {request.n}; it must be at least 1", "n")
     return None
@@ -37,7 +47,7 @@ def malformed(request: Request) -> Refusal | None:
 def too_long(request: Request, replicas: Iterable[Facts]) -> Refusal:
     """For a request that fits none of the replicas of its model: names the parameter and the true limits."""
     facts = max(replicas, key=longest)
-    limit, prompt = longest(facts), max(map(len, request.prompts))
+    limit, prompt = most(request, facts), max(map(len, request.prompts))
     if limit < facts.max_model_len:
         blocks = facts.num_blocks - 1
         why = f", what its KV cache of {blocks} blocks of {facts.block_size} can hold"

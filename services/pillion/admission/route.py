@@ -6,7 +6,7 @@ from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
-from pillion.admission.limits import longest, need
+from pillion.admission.limits import longest, longest_prompt, need
 from pillion.admission.line import EntryId, Waiting, entry_id
 from pillion.admission.predict import Server
 from pillion.admission.prefixes import Prefixes, Suffixes
@@ -61,7 +61,7 @@ class Replica:
         facts = self.facts
         if facts is None:
             return None
-        return Kind(facts.model, longest(facts), facts.fingerprint, facts.block_size)
+        return Kind(facts.model, longest(facts), longest_prompt(facts), facts.fingerprint, facts.block_size)
 
     def has_room(self, tokens: int, seconds: float) -> bool:
         """By credit, of so many seconds at most; and one request always where it has nothing to compute."""
@@ -89,6 +89,7 @@ class Kind(NamedTuple):
 
     model: str
     longest: int  # tokens of a sequence
+    longest_prompt: int  # of which no output is wanted
     fingerprint: str
     block_size: int
 
@@ -272,10 +273,11 @@ class Replicas:
         A request that comes again goes where it went before, while that replica lives: its prefix may be held
         there. Else where the same bits are computed.
         """
-        needed = need(request)
+        needed, prompts = need(request), request.max_tokens == 0
         able, same = set[str](), set[str]()
         for kind, names in self._kinds.items():
-            if kind.model == request.model and needed <= kind.longest:
+            most = kind.longest_prompt if prompts else kind.longest
+            if kind.model == request.model and needed <= most:
                 here = names & among
                 able |= here
                 if kind.fingerprint == request.fingerprint:

@@ -45,7 +45,8 @@ class Slots:
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.tokens: NDArray[np.int32] = np.zeros((count, max_model_len), np.int32)
+        # One more: a prompt may fill the context, and its last row brings a token all the same.
+        self.tokens: NDArray[np.int32] = np.zeros((count, max_model_len + 1), np.int32)
         self.tables: NDArray[np.int32] = np.zeros((count, -(-max_model_len // block_size)), np.int32)
         self._sequences: list[Sequence | None] = [None] * count
         self._end_tokens = frozenset(end_tokens)

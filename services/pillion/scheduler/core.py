@@ -314,28 +314,28 @@ class Core:
             if refusal is not None:
                 self._finish(sequence, "error", out, refusal.message)
                 continue
-            sequence.allow(live.request.max_tokens or self.max_model_len - sequence.prompt_length)
+            wanted = live.request.max_tokens
+            # The last row of a prompt brings a token, whether it is wanted or not.
+            sequence.allow(self.max_model_len - sequence.prompt_length if wanted is None else max(wanted, 1))
             if sequence.output >= sequence.max_tokens:
                 self._finish(sequence, "length", out)
 
     def _refusal(self, request: Request) -> Refusal | None:
-        limit = self.max_model_len
-        longest = max((len(prompt) for prompt in request.prompts), default=0)
+        assert self._facts is not None
         output = request.max_tokens
+        limit = self.max_model_len if output != 0 else min(self._facts.max_model_len, self._positions)
+        longest = max((len(prompt) for prompt in request.prompts), default=0)
 
         def refuse(message: str, param: str, code: str | None = None) -> Refusal:
             return Refusal(request.id, 400, message, param=param, code=code)
 
         if not all(request.prompts) or not longest:
             return refuse("the prompt is empty; give at least one token", "prompt")
-        if output is not None and output < 1:
-            return refuse(f"max_tokens is {output}; it must be at least 1", "max_tokens")
-        if longest + (output or 1) <= limit:
+        if longest + (1 if output is None else output) <= limit:
             return None
-        assert self._facts is not None
         why = "" if limit == self._facts.max_model_len else ", what its KV cache can hold"
         advice = f"the prompt has {longest}" + (
-            f" and max_tokens is {output}" if output else "; one must be left"
+            "; one must be left" if output is None else f" and max_tokens is {output}"
         )
         return refuse(
             f"this model takes at most {limit} tokens, prompt and output together{why}; {advice}",
@@ -460,7 +460,13 @@ class Core:
         """
         if self._facts is None:
             return 0
-        return min(self._facts.max_model_len, (self._facts.num_blocks - 1) * self._facts.block_size + 1)
+        return min(self._facts.max_model_len, self._positions + 1)
+
+    @property
+    def _positions(self) -> int:
+        """That the pool holds."""
+        assert self._facts is not None
+        return (self._facts.num_blocks - 1) * self._facts.block_size
 
     def overdue(self, now: float) -> float:
         """Seconds that the executor is late with the oldest step in flight, or with a constraint; else 0."""

@@ -90,7 +90,9 @@ class Request(Struct, frozen=True):
     sampling: Sampling
     arrival: Time  # at the gateway
     n: Annotated[int, Meta(ge=0, le=1024)] = 1
-    max_tokens: Token | None = None  # per choice; None: what is left of the context or the pool
+    # Per choice. None: what is left of the context or the pool; 0: none is wanted, and the one that the
+    # prompt's last row brings is for nobody.
+    max_tokens: Token | None = None
     priority: Annotated[int, Meta(ge=-_INT32, le=_INT32)] = 0  # lower runs earlier
     cache_salt: str = ""  # prefix hits only among equal salts
     tenant: str = ""

@@ -84,6 +84,15 @@ def test_the_context_ends(engine, drive):
     assert (len(sequence.tokens), sequence.finish) == (256, pb.LENGTH)
 
 
+def test_a_prompt_may_fill_the_context(engine, drive):
+    """Its last row brings a token, behind which there is nothing; its neighbour in the arrays is whole."""
+    driver = drive(engine)
+    sequence, other = driver.add([7] * 256, 1, ignore_eos=True), driver.add(PROMPT, 3, ignore_eos=True)
+    driver.finish([sequence, other])
+    assert (len(sequence.output), sequence.finish) == (1, pb.LENGTH)
+    assert other.output == greedy(drive(engine), 3).output
+
+
 def test_rows_after_the_end_are_skipped(engine, drive):
     """Plans that were sent before the end was known."""
     driver = drive(engine)

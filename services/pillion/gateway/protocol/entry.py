@@ -97,7 +97,7 @@ def cut(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits) -> 
 
 def _wanted(asked: Generation) -> int:
     """Output tokens that there must be room for."""
-    return asked.max_tokens or max(1, asked.wishes.min_tokens)
+    return max(1, asked.wishes.min_tokens) if asked.max_tokens is None else asked.max_tokens
 
 
 def choices(asked: Generation, limits: Limits) -> None:
@@ -130,7 +130,7 @@ def _vocabulary(asked: Generation, prompts: Sequence[Sequence[int]], limits: Lim
 
 
 def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits) -> None:
-    """A prompt needs room for at least one token, and for all that were asked for."""
+    """A prompt needs room for at least one token, and for all that were asked for, which may be none."""
     form = "messages" if asked.output.form == "chat" else "prompt"
     for prompt in prompts:
         if not prompt:
@@ -140,6 +140,12 @@ def _context(asked: Generation, prompts: Sequence[Sequence[int]], limits: Limits
         if len(prompt) + wanted <= limits.max_model_len:
             continue
         limit = f"This server takes at most {limits.max_model_len} tokens, prompt and output together"
+        if not wanted:
+            raise bad(
+                form,
+                f"{limit}; the prompt has {len(prompt)}. Shorten it, or send truncate_prompt_tokens.",
+                "context_length_exceeded",
+            )
         if len(prompt) >= limits.max_model_len:
             asks = f", max_tokens asks for {asked.max_tokens} more" if asked.max_tokens else ""
             advice = (

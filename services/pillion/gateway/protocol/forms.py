@@ -178,7 +178,7 @@ def _generation(
         tools=may_call,
         shape=shape(asked),
         model=asked["model"],
-        max_tokens=1 if max_tokens == 0 else max_tokens,
+        max_tokens=max_tokens,
         keep=_keep(asked),
         priority=asked["priority"],
         cache_salt=asked["cache_salt"] or "",

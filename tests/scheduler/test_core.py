@@ -191,28 +191,6 @@ def test_a_lost_executor_costs_nothing_but_time(make, toy):
     assert drive.core.snapshot().preemptions == 0
 
 
-def test_who_may_be_a_victim(make, toy):
-    drive = make()
-    drive.submit(*(toy.request(str(i), toy.prompt(5, i), arrival=float(i), max_tokens=50) for i in range(3)))
-    drive.submit(toy.request("low", toy.prompt(5, 9), priority=1, arrival=-1.0, max_tokens=50))
-    while drive.core.snapshot().decoding < 4:
-        drive.advance()
-    roster = drive.core._roster
-    oldest, middle, latest, low = sorted(roster.decoding, key=lambda sequence: sequence.rank)
-    assert roster.victim(oldest, lower_only=False) is low  # the lowest priority, though it arrived first
-    assert roster.victim(oldest, lower_only=True) is low
-    assert roster.victim(low, lower_only=False) is None  # never one that goes before
-    roster.preempt(low, toy.draft(99))
-    assert roster.victim(oldest, lower_only=False) is latest
-    assert roster.victim(oldest, lower_only=True) is None
-    latest.preemptions = 3
-    assert roster.victim(oldest, lower_only=False) is middle
-    middle.preemptions = 3
-    assert roster.victim(oldest, lower_only=False) is None  # no victim of its own priority any more
-    middle.priority = 1
-    assert roster.victim(oldest, lower_only=False) is middle  # of a higher one it still is
-
-
 def test_a_step_is_trimmed_to_the_tile(make, toy):
     options = {"max_num_batched_tokens": 64, "min_prefill_share": 0.5, "enable_prefix_caching": False}
     drive = make(options, {"max_step_tokens": 100, "tile": 16})
@@ -269,24 +247,6 @@ def test_when_nobody_can_go_on_the_latest_yields(make, toy):
     drive.check_outputs()
     assert drive.core.snapshot().preemptions == 1
     assert [take.request.id for plan in drive.plans for take in plan.take] == ["0", "1", "1"]
-
-
-def test_who_was_preempted_too_often_yields_last_and_the_oldest_never(make, toy):
-    drive = make()
-    drive.submit(*(toy.request(str(i), toy.prompt(5, i), arrival=float(i), max_tokens=50) for i in range(3)))
-    while drive.core.snapshot().decoding < 3:
-        drive.advance()
-    roster = drive.core._roster
-    oldest, middle, latest = sorted(roster.decoding, key=lambda sequence: sequence.rank)
-    assert roster.yielding() is latest
-    latest.preemptions = 3
-    assert roster.yielding() is middle
-    latest.priority = 1
-    assert roster.yielding() is latest  # the others are of a higher priority
-    latest.priority, middle.preemptions = 0, 3
-    assert roster.yielding() is latest
-    roster.suspect = latest
-    assert roster.yielding() is oldest  # whoever is in the way of one that is to run alone
 
 
 def test_an_oldest_prompt_that_lacks_blocks_does_not_yield_to_the_decodes_that_took_them(make, toy):

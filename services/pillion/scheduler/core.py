@@ -42,6 +42,7 @@ from .repeat import repeat
 from .roster import Counters, Queue, Roster
 from .sequence import Change, Sequence, State
 from .suspects import Suspects
+from .victims import yielding
 
 
 @dataclass(slots=True)
@@ -420,7 +421,7 @@ class Core:
             alone = suspect is not None and not suspect.running
             if self._flights or len(running) < (1 if alone else 2):
                 return None
-            self._roster.preempt(self._roster.yielding(), draft)  # nobody can go on and nothing will return
+            self._roster.preempt(yielding(running, suspect), draft)  # nobody can go on, nothing will return
         if self._roster.stages == 1:  # over several, a plan's steps would wait for each other's tokens
             repeat(draft, self._roster, self._budget, ahead)
         plan = draft.finish(self._roster.releases(), allowed)

@@ -9,8 +9,7 @@ from .grammars import Grammars
 from .plan import Draft
 from .prefix import Entry
 from .sequence import Change, Sequence, State
-
-PROTECTED = 3  # preemptions after which a sequence is no victim of its own priority
+from .victims import lower, victim_of
 
 
 @dataclass(slots=True)
@@ -205,38 +204,9 @@ class Roster:
             sequence.indexed = False
         self.counters.flushed_blocks += self.pool.flush()
 
-    def victim(self, sequence: Sequence, lower_only: bool) -> Sequence | None:
-        """The lowest-priority, latest-arrived running sequence that may lose its blocks to this one.
-
-        It comes after this one in rank, so the highest-priority oldest is never a victim. `lower_only`: only
-        of strictly lower priority.
-        """
-        victims = [
-            other
-            for other in self.running
-            if other.priority > sequence.priority
-            or (not lower_only and other.rank > sequence.rank and other.preemptions < PROTECTED)
-        ]
-        return max(victims, key=lambda other: other.rank, default=None)
-
-    def yielding(self) -> Sequence:
-        """Who gives its blocks to the others when nobody can go on.
-
-        Never a suspect, and without one never the highest-priority oldest. Who was preempted too often is
-        spared while another of its priority, or a lower one's, is there; prompts go first, then the latest.
-        """
-        running = self.running
-        first = self.suspect or min(running, key=lambda sequence: sequence.rank)
-
-        def order(sequence: Sequence) -> tuple[bool, bool, tuple[int, float, int]]:
-            spared = sequence.priority <= first.priority and sequence.preemptions >= PROTECTED
-            return not spared, sequence.state is State.PREFILLING, sequence.rank
-
-        return max((sequence for sequence in running if sequence is not first), key=order)
-
     def reclaimable(self, sequence: Sequence) -> int:
         """At most so many blocks come to this one when all of strictly lower priority leave."""
-        victims = [other for other in self.running if other.priority > sequence.priority]
+        victims = lower(sequence, self.running)
         return sum(
             self._claim(other) if self._reserves or other.state is State.PREFILLING else len(other.blocks)
             for other in victims
@@ -245,7 +215,7 @@ class Roster:
     def make_room(self, sequence: Sequence, draft: Draft) -> bool:
         """Sees to it that one block is available to a decode, by preemption if need be."""
         while not self.pool.available:
-            victim = self.victim(sequence, lower_only=False)
+            victim = victim_of(sequence, self.running)
             if victim is None:
                 return False
             self.preempt(victim, draft)

@@ -8,6 +8,7 @@ from ..budget import Budget
 from ..plan import Draft
 from ..roster import Roster
 from ..sequence import Sequence, State
+from ..victims import last, lower
 
 UNEQUAL = 0.25  # of an equal share, that a step may have over it
 Room = Callable[[int], int]
@@ -126,7 +127,7 @@ def admit(roster: Roster, draft: Draft, sequence: Sequence, room: Room) -> Verdi
         if roster.free_slots and roster.spare >= need:
             roster.admit(sequence, entries, draft)
             return Verdict.PLACED
-        victim = roster.victim(sequence, lower_only=True)
+        victim = last(lower(sequence, roster.running))
         if victim is None or not (hopeful or roster.spare + roster.reclaimable(sequence) >= need):
             return Verdict.FULL
         hopeful = True
@@ -145,7 +146,7 @@ def advance(roster: Roster, draft: Draft, sequence: Sequence, room: Room, tile: 
         return
     roster.adopt(sequence, entries, draft)
     while roster.reachable(sequence) < wanted:
-        victim = roster.victim(sequence, lower_only=True)
+        victim = last(lower(sequence, roster.running))
         if victim is None:
             break
         roster.preempt(victim, draft)

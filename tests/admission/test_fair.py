@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from pillion.admission.policy import Arrived, Forward, Forwarded, Heard, Policy,
 from pillion.admission.tenants import Tenants
 from pillion.config import TenantLimits
 from pillion.contracts.entries import Request, Spent, Usage
-from tests.admission.conftest import make_beat, make_request
+from tests.admission.conftest import make_beat, make_facts, make_request
 
 NOW = 1_800_000_000.0
 
@@ -229,6 +230,25 @@ def test_one_that_floods_does_not_keep_another_waiting():
         if isinstance(action, Forward)
     ][1:]
     assert first == "one"  # the second: only one of the flood's was before it
+
+
+@pytest.mark.parametrize(("seats", "most"), [(8, 16), (1, 9), (30, 60)])
+def test_as_many_wait_at_a_replica_as_can_run_and_no_more_however_short_they_are(seats: int, most: int):
+    core = Policy(1000, 10.0)
+    facts = make_facts(max_num_seqs=seats)
+    core.handle(Heard(make_beat(credit=1_000_000, facts=facts)), NOW)
+    went = []
+    for number in range(100):
+        request = make_request(1, id=f"flood{number}", tenant="a", arrival=NOW)
+        went += core.handle(Arrived(request, f"{number}-1"), NOW)
+    assert len(went) == most and len(core.line) == 100 - most
+    core.handle(Arrived(make_request(1, id="one", tenant="b", arrival=NOW + 60), "999-1"), NOW)
+    for number in range(most):
+        core.handle(Forwarded(f"{number}-1", "0", f"{number + 1}-0"), NOW)
+    beat = make_beat(credit=1_000_000, facts=facts, last_entry=f"{most}-0", running=seats)
+    assert core.handle(Heard(msgspec.structs.replace(beat, waiting=most - seats)), NOW) == []
+    _, second = core.handle(Heard(msgspec.structs.replace(beat, waiting=most - seats - 2)), NOW)
+    assert isinstance(second, Forward) and second.waiting.request.id == "one"  # only one was before it
 
 
 def test_a_full_line_has_room_for_a_tenant_with_less_in_it():

@@ -253,7 +253,7 @@ async def test_s38_the_successor_of_a_killed_admission_loses_and_doubles_nothing
         await neighbours.submit(request)
     stack.start("admission")
     await held(neighbours, 20)
-    neighbours.replica(make.beat(credit=10_000))
+    neighbours.replica(make.beat(credit=10_000, facts=make.facts(max_num_seqs=20)))
     ran = await until_count(neighbours.ran, 20)
     assert [request.id for request in ran] == [request.id for request in requests]
     assert await neighbours.submitted() == 0

@@ -15,6 +15,7 @@ from pillion.contracts.entries import Facts, Heartbeat, Request
 FRESH = 3.0  # seconds; a replica speaks at least every second
 FORGET = 600.0  # seconds after which a silent replica's model is no longer known
 LEAST_CREDIT = 0.25  # seconds of prefill that keep a replica busy from heartbeat to heartbeat
+SPARE = 8  # sequences that may wait at a replica, at least: they keep it busy from heartbeat to heartbeat
 _REMEMBERED = 4096  # requests whose last replica is known
 _UNHEARD = Server(0.0, 0, 0, 0, 0.0, 0.0)
 
@@ -64,8 +65,13 @@ class Replica:
         return Kind(facts.model, longest(facts), longest_prompt(facts), facts.fingerprint, facts.block_size)
 
     def has_room(self, tokens: int, seconds: float) -> bool:
-        """By credit, of so many seconds at most; and one request always where it has nothing to compute."""
-        load, beat = self.load, self.beat
+        """By credit, of so many seconds at most; and one request always where it has nothing to compute.
+
+        Never while as many sequences wait there as can run: it knows no shares, and takes them as they came.
+        """
+        load, beat, facts = self.load, self.beat, self.facts
+        if facts is not None and self.held >= facts.max_num_seqs + max(facts.max_num_seqs, SPARE):
+            return False
         credit = min(beat.credit, seconds * beat.prefill_rate) if beat.prefill_rate else beat.credit
         return load == 0 or load + tokens <= credit
 

@@ -4,27 +4,26 @@ Pure: no I/O, no clock, no randomness. The same events at the same times give th
 service, in the simulator and in tests.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pillion.config import Scheduler
-from pillion.contracts.entries import Control, Facts, Refusal, Request, Tokens
+from pillion.contracts.entries import Control, Facts, Request, Tokens
 from pillion.steptime import StepTime
 
 from . import policies
 from .blocks import Pool
 from .budget import Budget, limited
+from .fitting import most_tokens, refuse
 from .flights import Flight, Flights
 from .messages import (
     Cancelled,
     Command,
-    Compile,
     Compiled,
     Connected,
     Disconnected,
     Event,
     Ordered,
     Plan,
-    Publish,
     Refuse,
     RowResult,
     SendPlan,
@@ -35,6 +34,7 @@ from .messages import (
     WakeAt,
     Woken,
 )
+from .outbox import Outbox
 from .overview import overview
 from .plan import Draft
 from .prefix import Hash
@@ -52,24 +52,6 @@ class Live:
     request: Request
     sequences: list[Sequence]
     left: int  # choices that have not ended
-
-
-@dataclass(slots=True)
-class Outbox:
-    """What one event leads to. Plans go first: an executor may be idle."""
-
-    plans: list[Command] = field(default_factory=list)
-    compiles: list[Compile] = field(default_factory=list)
-    refusals: list[Command] = field(default_factory=list)
-    items: list[Tokens] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-    parked: list[str] = field(default_factory=list)
-
-    def commands(self, step: int) -> list[Command]:
-        commands = [*self.plans, *self.compiles, *self.refusals]
-        if self.items or self.finished or self.parked:
-            commands.append(Publish(step, tuple(self.items), tuple(self.finished), tuple(self.parked)))
-        return commands
 
 
 class Core:
@@ -302,7 +284,7 @@ class Core:
         """Refuses what can never run on this executor; sets how far each choice may go."""
         if self._facts is None:
             return
-        refusal = self._refusal(live.request)
+        refusal = refuse(live.request, self._facts)
         if refusal is not None and not any(sequence.output for sequence in live.sequences):
             for sequence in live.sequences:
                 self._drop(sequence)
@@ -320,29 +302,6 @@ class Core:
             sequence.allow(self.max_model_len - sequence.prompt_length if wanted is None else max(wanted, 1))
             if sequence.output >= sequence.max_tokens:
                 self._finish(sequence, "length", out)
-
-    def _refusal(self, request: Request) -> Refusal | None:
-        assert self._facts is not None
-        output = request.max_tokens
-        limit = self.max_model_len if output != 0 else min(self._facts.max_model_len, self._positions)
-        longest = max((len(prompt) for prompt in request.prompts), default=0)
-
-        def refuse(message: str, param: str, code: str | None = None) -> Refusal:
-            return Refusal(request.id, 400, message, param=param, code=code)
-
-        if not all(request.prompts) or not longest:
-            return refuse("the prompt is empty; give at least one token", "prompt")
-        if longest + (1 if output is None else output) <= limit:
-            return None
-        why = "" if limit == self._facts.max_model_len else ", what its KV cache can hold"
-        advice = f"the prompt has {longest}" + (
-            "; one must be left" if output is None else f" and max_tokens is {output}"
-        )
-        return refuse(
-            f"this model takes at most {limit} tokens, prompt and output together{why}; {advice}",
-            "prompt" if longest >= limit else "max_tokens",
-            "context_length_exceeded",
-        )
 
     def _finish(self, sequence: Sequence, finish: str, out: Outbox, error: str | None = None) -> None:
         """Ends the sequence by our own decision."""
@@ -455,19 +414,8 @@ class Core:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens a sequence, prompt and output, that executor and pool can hold; 0 without an executor.
-
-        The last token is never computed, so it needs no KV.
-        """
-        if self._facts is None:
-            return 0
-        return min(self._facts.max_model_len, self._positions + 1)
-
-    @property
-    def _positions(self) -> int:
-        """That the pool holds."""
-        assert self._facts is not None
-        return (self._facts.num_blocks - 1) * self._facts.block_size
+        """Tokens a sequence, prompt and output, that executor and pool can hold; 0 without an executor."""
+        return most_tokens(self._facts) if self._facts is not None else 0
 
     def overdue(self, now: float) -> float:
         """Seconds that the executor is late with the oldest step in flight, or with a constraint; else 0."""

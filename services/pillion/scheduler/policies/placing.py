@@ -10,7 +10,7 @@ from ..roster import Roster
 from ..sequence import Sequence, State
 from ..victims import last, lower
 
-UNEQUAL = 0.25  # of an equal share, that a step may have over it
+UNEQUAL = 0.125  # of an equal share, that a step may have over it
 Room = Callable[[int], int]
 """How many tokens the step takes of a prompt that has so many left; 0 or less: none, of it or any other."""
 

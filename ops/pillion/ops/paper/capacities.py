@@ -30,7 +30,7 @@ relaxed one; of chats, as far as what we have tells.
 
 def capacities() -> Table:
     rows = [
-        row for deployment in TARGETS for lengths in _loads(deployment) for row in _rows(deployment, lengths)
+        row for deployment in TARGETS for lengths in (CHATS, PAPERS) for row in _rows(deployment, lengths)
     ]
     return Table(
         "capacities",
@@ -51,17 +51,9 @@ def capacities() -> Table:
         "Strict columns are the paper's in kind: the tighter the target, the more whole prompts cost. "
         "Ratios are near the paper's for Yi-34B and LLaMA2-70B, and nearly twice for Falcon-180B. 128 chats "
         "are a short run: where the target is loose nobody stalls much in it over two stages, and whole "
-        "prompts hold a little more. `stall-free` keeps its target and on one stage holds more than the "
-        "constant budget everywhere, without anybody choosing one. Over two stages it holds less than a "
-        "third of it within the strict target, with gaps up to a third over: as we see it a step waits at "
-        "the second stage for the one before, which the budget does not reckon with; constant steps are "
-        "equal and hardly wait.",
+        "prompts hold a little more. `stall-free` keeps its target and holds more than the constant budget "
+        "everywhere, without anybody choosing one.",
     )
-
-
-def _loads(deployment: Deployment) -> tuple[str, ...]:
-    """Over stages chats alone: what the paper tells is of them, and simulating takes long."""
-    return (CHATS, PAPERS) if deployment.stages == 1 else (CHATS,)
 
 
 def _rows(deployment: Deployment, lengths: str) -> list[tuple[Cell, ...]]:

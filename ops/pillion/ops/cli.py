@@ -329,6 +329,8 @@ def show(config: str | None, **flags: Any) -> None:
 def _shown(value: Any) -> str:
     if value is None or value == ():
         return "-"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     return ("false", "true")[value] if isinstance(value, bool) else str(value)
 
 

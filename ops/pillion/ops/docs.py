@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pillion.config import leaves
 from pillion.ops import api_page
@@ -69,7 +70,23 @@ def configuration() -> str:
         "# Configuration",
         "",
         "Defaults < TOML file (`--config`, `PILLION_CONFIG`) < `PILLION_*` environment < flags.",
-        "Unknown keys are refused. `pillion config show` tells each value and where it came from.",
+        "Unknown keys are refused. `.venv/bin/pillion config show` tells each value and where it came from.",
+        "",
+        "```toml",
+        "# pillion.toml, for `ops/up --config pillion.toml`",
+        "[model]",
+        'model = "Qwen/Qwen2.5-0.5B-Instruct"',
+        "",
+        "[gateway]",
+        "port = 8080",
+        'allowed_hosts = ["llm.example.com"]',
+        "",
+        "[scheduler]",
+        "slo_tbt = 0.08",
+        "```",
+        "",
+        "The same by variables, which are the keys in capitals, several values with commas between them:",
+        "`PILLION_PORT=8080 PILLION_ALLOWED_HOSTS=llm.example.com PILLION_SLO_TBT=0.08 ops/up`.",
     ]
     section = ""
     for leaf in leaves():
@@ -83,10 +100,15 @@ def configuration() -> str:
                 "| key | flag | default | meaning |",
                 "| --- | --- | --- | --- |",
             ]
-        default = "" if leaf.default in (None, ()) else f"`{leaf.default}`"
+        default = "" if leaf.default in (None, ()) else f"`{_written(leaf.default)}`"
         flag = f"{leaf.flag}/--no-{leaf.flag[2:]}" if isinstance(leaf.default, bool) else leaf.flag
         lines.append(f"| `{leaf.name}` | `{flag}` | {default} | {leaf.help} |")
     return "\n".join([*lines, *_after(section)]) + "\n"
+
+
+def _written(value: Any) -> str:
+    """As in a TOML file, texts without their marks."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _after(section: str) -> list[str]:

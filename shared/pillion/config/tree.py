@@ -345,7 +345,13 @@ class Executor(Section, frozen=True):
         Positive | None, Meta(description="token positions a KV block [the backend's choice]")
     ] = None
     num_kv_blocks: Annotated[Positive | None, Meta(description="KV blocks [from the memory]")] = None
-    kv_cache_memory: Annotated[str | None, Meta(description="memory for KV, as 512MiB or 4GiB")] = None
+    kv_cache_memory: Annotated[
+        str | None,
+        Meta(
+            description="memory for KV, as 512MiB or 4GiB [on CPUs a quarter of what is free, at most 4GiB; "
+            "on GPUs what --gpu-memory-utilization leaves]"
+        ),
+    ] = None
     kv_cache_dtype: Annotated[
         str,
         Meta(

@@ -1,7 +1,9 @@
 """Children: their lines, their deaths, and that they do not outlive their parent."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +28,18 @@ async def test_lines_of_both_streams_carry_role_and_pid() -> None:
     prefix = f"  gateway {one.pid} | "
     assert sorted(said) == sorted([prefix + "out", prefix + "err", prefix + "no end"])
     assert not one.running
+
+
+async def test_lines_of_json_stay_what_they_are_and_others_become_it() -> None:
+    said: list[str] = []
+    code = """print('{"level": "info"}'); print('a "word"')"""
+    one = Child("gateway", [sys.executable, "-c", code], dict(os.environ), said.append, as_json=True)
+    await one.start()
+    assert await one.wait() == 0
+    assert said[0] == '{"level": "info"}'
+    made = json.loads(said[1])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", made.pop("time"))
+    assert made == {"level": "info", "service": "gateway", "message": 'a "word"'}
 
 
 async def test_the_last_lines_are_kept_and_a_restart_clears_them() -> None:

@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -25,7 +26,8 @@ _COLOURS = {"gateway": 36, "admission": 35, "scheduler": 33, "executor": 32, "va
 class Child:
     """A role's process. `say` gets each of its lines, prefixed; the last ones are kept for when it dies.
 
-    `log` is a file that it writes to instead; only its last lines are read, when it has died.
+    `log` is a file that it writes to instead; only its last lines are read, when it has died. `as_json`: its
+    lines are JSON and are not prefixed; what is none is made so.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Child:
         death_signal: signal.Signals = signal.SIGKILL,
         inherit: Sequence[int] = (),
         log: Path | None = None,
+        as_json: bool = False,
     ) -> None:
         self.role = role
         self.command = command
@@ -47,6 +50,7 @@ class Child:
         self.death_signal = death_signal
         self.inherit = inherit
         self.log = log
+        self.as_json = as_json
         self.last: deque[str] = deque(maxlen=_KEPT_LINES)
         self._transport: asyncio.SubprocessTransport | None = None
         self._life: _Life | None = None
@@ -98,6 +102,9 @@ class Child:
     def _line(self, raw: bytes) -> None:
         text = raw.decode(errors="replace").rstrip()
         self.last.append(text)
+        if self.as_json:
+            self.say(text if text.startswith("{") else json_line(self.role, text))
+            return
         name = f"{self.role:>9} {self.pid}"
         if self.colour:
             colour = _COLOURS.get(self.role.partition("-")[0], 37)
@@ -147,15 +154,23 @@ def role_command(role: str, settings: Path) -> list[str]:
 
 def last_words(lines: Iterable[str]) -> str:
     """Why a process ended, from its last lines, without what the log puts before it."""
-    said = [_message(line) for line in lines] or ["it said nothing"]
+    said = [message(line) for line in lines] or ["it said nothing"]
     return _BEFORE.sub("", next((text for text in reversed(said) if " ends: " in text), said[-1]))
 
 
-def _message(line: str) -> str:
+def message(line: str) -> str:
+    """Of a line of a log, be it JSON or text."""
     if line.startswith("{"):
         with suppress(ValueError):
             return str(json.loads(line).get("message", line))
     return line
+
+
+def json_line(service: str, text: str) -> str:
+    """As services write their logs with --log-format json."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    line = {"time": now, "level": "info", "service": service, "message": text}
+    return json.dumps(line, ensure_ascii=False)
 
 
 def exit_words(code: int) -> str:

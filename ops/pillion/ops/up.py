@@ -17,7 +17,7 @@ from pillion.config import Config
 from pillion.executor.models.registry import read_spec
 from pillion.modelfiles import ModelFileError, locate
 from pillion.ops import banner, health, ports, sockets, stack, valkey, watch
-from pillion.ops.child import Child, exit_words, last_words, role_command
+from pillion.ops.child import Child, exit_words, json_line, last_words, message, role_command
 from pillion.ops.restarts import USAGE, Restarts
 from pillion.ops.stack import StackError
 
@@ -82,7 +82,7 @@ def resolve(config: Config) -> Config:
         executor=replace(
             config.executor, executor=config.executor.executor or _address(place, config.scheduler.replica)
         ),
-        # The lines get a prefix and go to whoever started us: text, unless JSON was asked for.
+        # The lines go to whoever started us, with a prefix: text, unless JSON was asked for.
         telemetry=replace(config.telemetry, log_format="text" if log_format == "auto" else log_format),
     )
 
@@ -114,6 +114,7 @@ class Up:
         self._signals = 0
         self._told: set[int] = set()  # pids whose end was told
         self._forced = asyncio.Event()
+        self._as_json = config.telemetry.log_format == "json"
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PILLION_")}
         environ["PYTHONUNBUFFERED"] = "1"
         colour = sys.stderr.isatty() and "NO_COLOR" not in environ
@@ -130,6 +131,7 @@ class Up:
                 signal.SIGTERM,
                 (lock.descriptor,),
                 valkey.log(config.state_path),
+                self._as_json,
             )
         pairs = config.stack.replicas
         for role in _SERVICES:
@@ -142,7 +144,7 @@ class Up:
                 if config.telemetry.metrics_port and role != "gateway":
                     offset = _SERVICES.index(role) + len(_SERVICES) * number
                     command += ["--metrics-port", str(config.telemetry.metrics_port + offset)]
-                self._children[name] = Child(name, command, environ, _say, colour)
+                self._children[name] = Child(name, command, environ, _say, colour, as_json=self._as_json)
 
     async def run(self) -> int:
         """Returns the exit code when every process has ended."""
@@ -286,7 +288,7 @@ class Up:
         self._told.add(pid)
         self._tell(f"{child.role} {pid} ended: {exit_words(code)}" + "; its last lines:" * bool(child.last))
         for line in child.last:
-            self._tell(f"    {line}")
+            self._tell(f"    {message(line)}")
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -317,7 +319,7 @@ class Up:
             self._done.set_result(code)
 
     def _tell(self, text: str) -> None:
-        _say(f"{'up':>9} {os.getpid()} | {text}")
+        _say(json_line("up", text.strip()) if self._as_json else f"{'up':>9} {os.getpid()} | {text}")
 
 
 def _complain(why: str) -> None:

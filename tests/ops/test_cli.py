@@ -196,3 +196,19 @@ def test_a_program_of_ops_is_named_as_it_is_called(
     with pytest.raises(SystemExit):
         runpy.run_path(spec.origin, run_name="__main__")
     assert capsys.readouterr().out.startswith(f"Usage: ops/{program} [OPTIONS] [-- FLAGS OF UP]")
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [
+        ("/nowhere", "fail  model         no model at /nowhere: it must be a folder"),
+        ("{here}", "fail  model         {here} holds neither config.json nor a .gguf file"),
+        (
+            "Qwen/Qwen3-0.6B",
+            "warn  model         Qwen/Qwen3-0.6B, no path on this machine; `pillion up` asks",
+        ),
+    ],
+)
+def test_doctor_says_of_a_model_what_up_would(model: str, found: str, tmp_path: Path) -> None:
+    shown = run("doctor", "--port", "0", "--model", model.format(here=tmp_path)).output
+    assert found.format(here=tmp_path) in shown

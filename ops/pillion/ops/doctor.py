@@ -16,6 +16,8 @@ from typing import Literal
 import click
 
 from pillion.config import Config
+from pillion.modelfiles import ModelFileError
+from pillion.modelfiles.locate import locate, on_hub
 from pillion.ops import banner, ports, stack, valkey
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -192,14 +194,16 @@ def _port(config: Config) -> Finding:
 
 def _model(config: Config) -> Finding:
     name = config.model.model
-    path = Path(name).expanduser()
     if name == "demo":
         files = list((config.cache_path / "demo").glob("*.gguf"))
         if files:
             return Finding("ok", "model", f"demo, at {files[0]}")
         return Finding("warn", "model", "demo, not fetched yet", "`pillion up` fetches it (94 MiB)")
-    if path.exists():
-        return Finding("ok", "model", str(path))
+    if Path(name).expanduser().exists() or not on_hub(name):
+        try:
+            return Finding("ok", "model", str(locate(name).path))
+        except ModelFileError as error:
+            return Finding("fail", "model", str(error))
     return Finding("warn", "model", f"{name}, no path on this machine", "`pillion up` asks the hub for it")
 
 

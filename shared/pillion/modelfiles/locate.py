@@ -42,11 +42,18 @@ def locate(
         return _on_disk(path, model)
     if match := _HUB_GGUF.fullmatch(model):
         return Located("gguf", _hub_file(match[1], match[2], revision), model)
-    if model.endswith(".gguf") or not _HUB_ID.fullmatch(model):
+    if not on_hub(model):
         raise ModelFileError(
             f"no model at {path}: it must be a folder with config.json, a .gguf file, a hub id, or demo"
         )
     return Located("folder", _hub_folder(model, revision, weights), model)
+
+
+def on_hub(model: str) -> bool:
+    """Whether it has the form of a hub id, or of a file of one."""
+    if _HUB_GGUF.fullmatch(model):
+        return True
+    return not model.endswith(".gguf") and _HUB_ID.fullmatch(model) is not None
 
 
 def _on_disk(path: Path, name: str) -> Located:

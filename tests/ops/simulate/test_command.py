@@ -85,8 +85,8 @@ def test_loads_of_every_kind(call, tmp_path, words, sent):
         ("--rate 1 --policy none", "'none' is none of stall-free,"),
         ("--arrivals poisson", "--arrivals poisson needs --rate"),
         ("--arrivals closed", "--arrivals closed needs --clients"),
-        ("--clients 2 --rate 3", "--rate means nothing to closed"),
-        ("--rate 3 --scale 3", "--scale means nothing to poisson"),
+        ("--clients 2 --rate 3", "--rate means nothing to closed arrivals (--clients); leave it out"),
+        ("--rate 3 --scale 3", "--scale means nothing to poisson arrivals"),
         ("--trace @trace.csv --cv 3", "--cv means nothing to a replayed trace"),
         ("--rate 1 --cost-model @absent.json", "`pillion profile` makes one"),
         ("--rate 1 --output @trace.csv/x --requests 1", "cannot write the report"),
@@ -98,6 +98,14 @@ def test_what_does_not_go_together_is_said_in_one_line(call, words, said):
     done = call(words)
     assert done.exit_code in (1, 2) and said in done.output
     assert "Traceback" not in done.output and not isinstance(done.exception, TypeError | ValueError)
+
+
+def test_what_admission_would_refuse_is_told_where_there_is_none(call):
+    load = "--rate 20 --requests 10 --lengths chats --slo-ttft 1 --tenant-rpm 5"
+    note = "! --slo-ttft, --tenant-rpm: nothing is refused for it without --admission"
+    for flags, told in (("", True), ("--admission", False), ("--replicas 2", False)):
+        done = call(f"{load} {flags}")
+        assert done.exit_code == 0 and (note in done.output) == told, done.output
 
 
 def test_pipeline_stages_are_told(call, tmp_path):

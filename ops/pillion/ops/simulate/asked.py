@@ -8,10 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from pillion.config import Config
+from pillion.config import Config, leaves
 from pillion.config.tree import DEFAULT_SLO_TBT
 from pillion.ops.measure import Slo
 from pillion.ops.report import tell, words, write
@@ -77,7 +78,10 @@ class Load:
             ("scale", (None,)),
         ):
             if asked[name] is not None and self._process not in process:
-                raise CannotSimulate(f"--{name} means nothing to {self._process or 'a replayed trace'}")
+                of = {None: "a replayed trace", "closed": "closed arrivals (--clients)"}.get(
+                    self._process, f"{self._process} arrivals"
+                )
+                raise CannotSimulate(f"--{name} means nothing to {of}; leave it out, or see --arrivals")
 
     @property
     def closed(self) -> Closed | None:
@@ -120,7 +124,21 @@ def run(config: Config, **asked: Any) -> None:
     made = report(
         simulations[0], results, _provenance(config, model, asked, simulations[0].slo, took, results)
     )
+    made = msgspec.structs.replace(made, notes=[*made.notes, *_idle(config, asked["admission"])])
     tell(made, write(made, asked["output"]) if asked["output"] else ())
+
+
+def _idle(config: Config, admission: bool) -> Iterator[str]:
+    """What was set for nothing, since no admission is simulated."""
+    if config.stack.replicas > 1 or admission:
+        return
+    given = [
+        leaf.flag
+        for leaf in leaves()
+        if leaf.section == "admission" and getattr(config.admission, leaf.name) != leaf.default
+    ]
+    if given:
+        yield f"{', '.join(given)}: nothing is refused for it without --admission, where there is one replica"
 
 
 def simulation(config: Config, model: StepTime, asked: dict[str, Any], seed: int) -> Simulation:

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from pillion.actors import Exit, Stop
@@ -65,6 +66,34 @@ async def test_a_gap_is_filled_when_what_redis_lost_is_put_back(
     await until(lambda: "reading the journal" in caplog.text)
     await stack.driver.journal(Tokens(request.id, 0, 0, (100, 101, 102, 103), "length"))
     assert ids(parse_sse((await answer)[1])) == [100, 101, 102, 103]
+
+
+async def test_a_redis_that_is_frozen_while_a_gap_is_filled_is_a_pause(
+    start: Any, valkey: Any, parse_sse: Any, until: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    """However long: what can be missed only shows once it answers."""
+    monkeypatch.setattr(call, "CATCH_UP_PATIENCE", 0.1)
+    monkeypatch.setattr(reply, "KEEPALIVE", 0.2)
+    stack = await start()
+    async with stack.session.post(stack.url + PATH, json=STREAM) as response:
+        request = await stack.driver.request()
+        await stack.driver.publish(request.gateway, Tokens(request.id, 0, 0, (100,)))
+        text = (await response.content.readuntil(b"\n\n")).decode()
+        await stack.driver.journal(Tokens(request.id, 0, 1, (101,)))
+        process = psutil.Process(valkey.process.pid)
+        process.suspend()
+        inbox = stack.gateway.state.calls[request.id]._inbox
+        inbox.put(Tokens(request.id, 0, 2, (102,)), "0")
+        inbox.wake()
+        await until(lambda: "reading the journal" in caplog.text)
+        async for line in response.content:
+            text += line.decode()
+            if text.count(": keepalive\n") == 3:
+                break
+        process.resume()
+        await stack.driver.publish(request.gateway, Tokens(request.id, 0, 2, (102, 103), "length"))
+        text += await response.text()
+    assert ids(parse_sse(text)) == [100, 101, 102, 103]
 
 
 async def test_two_histories_are_never_joined(start: Any, parse_sse: Any, monkeypatch: Any) -> None:

@@ -23,7 +23,6 @@ from pillion.gateway.protocol.errors import (
     CANCELLED,
     MOVED,
     ApiError,
-    bus_gone,
     cancelled,
     moved,
     refused,
@@ -34,7 +33,7 @@ from pillion.telemetry import names, tracing
 
 log = logging.getLogger(__name__)
 
-CATCH_UP_PATIENCE = 5.0  # seconds for the rest of a gap to appear in the journal
+CATCH_UP_PATIENCE = 5.0  # seconds for the rest of a gap to appear in a journal that can be read
 CATCH_UP_LOOK = 0.1  # seconds between two looks
 CLIENT_GONE = "client_gone"
 GATEWAY_ENDS = "gateway_ends"
@@ -161,15 +160,14 @@ class Call:
         events: list[Event] = []
         if self._inbox.lost:
             self._inbox.lost = False
-            await self._catch_up(self._inbox, taken, events)
-            return events
+            return await self._catch_up(self._inbox, taken, events, seconds)
         if not taken:
             return await self._look() if search else None
         try:
             self._feed(taken, events)
         except Gap as gap:
             log.warning("request %s: %s; reading the journal", self.request.id, gap)
-            await self._catch_up(self._inbox, taken, events)
+            return await self._catch_up(self._inbox, taken, events, seconds)
         return events
 
     def _feed(self, items: list[Tokens], events: list[Event]) -> None:
@@ -184,24 +182,31 @@ class Call:
                     self.request.id, item.choice, "its text is whole", self.request.traceparent
                 )
 
-    async def _catch_up(self, inbox: Inbox, items: list[Tokens], events: list[Event]) -> None:
-        """Adds what was missed, then `items`. It is in the journal, since that is written first, or comes
-        there again: when Redis was killed with its last words unwritten, their replica puts them back.
+    async def _catch_up(
+        self, inbox: Inbox, items: list[Tokens], events: list[Event], seconds: float
+    ) -> list[Event] | None:
+        """`events`, then what was missed, then what `items` bring. It is in the journal, since that is
+        written first, or comes there again: when Redis was killed with its last words unwritten, their
+        replica puts them back. What cannot be read for `seconds` is left to the next call, which finds
+        `items` there too.
         """
-        why = bus_gone()
-        try:
-            async with asyncio.timeout(CATCH_UP_PATIENCE):
-                while True:
-                    try:
-                        self._feed([*await self._bus.streams.missed(inbox), *items], events)
-                        return
-                    except Gap as gap:
-                        why = _lost(gap)  # two histories are never joined
-                    except UNREACHABLE:
-                        why = bus_gone()
-                    await asyncio.sleep(CATCH_UP_LOOK)
-        except TimeoutError:
-            raise why from None
+        end, patience = clock.monotonic() + seconds, None
+        while True:
+            try:
+                async with asyncio.timeout(max(end - clock.monotonic(), CATCH_UP_LOOK)):
+                    missed = await self._bus.streams.missed(inbox)
+                self._feed([*missed, *items], events)
+                return events
+            except Gap as gap:
+                patience = patience or clock.monotonic() + CATCH_UP_PATIENCE
+                if clock.monotonic() > patience:
+                    raise _lost(gap) from None  # two histories are never joined
+            except (TimeoutError, *UNREACHABLE):
+                patience = None
+                if clock.monotonic() >= end:
+                    inbox.look_back()
+                    return events or None
+            await asyncio.sleep(CATCH_UP_LOOK)
 
     async def _look(self) -> list[Event] | None:
         """Nothing came for long. The request may have ended unseen, if its last items were trimmed away; or

@@ -84,7 +84,8 @@ class TakeOver:
             keys = [lease.key, self._keys.run(name), self._keys.journal(name), self._keys.replicas]
             await CLEAR(self._connection, keys, [lease.epoch, name])
             await self._desk.mailbox.put(TakenBack(name))
-            log.warning("replica %s is gone: %d of its requests go to others", name, taken)
+            level = logging.WARNING if taken else logging.INFO  # as where a stack begins anew with fewer
+            log.log(level, "replica %s is gone: %d of its requests go to others", name, taken)
         except (LeaseLost, DataLost) as error:
             log.warning("replica %s: what is left is its successor's: %s", name, error)
         finally:

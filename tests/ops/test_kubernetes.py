@@ -14,6 +14,7 @@ from pillion.version import VERSION
 from tests.kustomize import build, containers, named, pod
 
 FOLDER = Path(__file__).parents[2] / "ops/kubernetes"
+PROMETHEUS = FOLDER.parent / "observability/prometheus"
 BUILT = {overlay: build(FOLDER / "overlays" / overlay) for overlay in ("cpu", "gpu")}
 ALL = [
     pytest.param(document, id=f"{overlay}-{'-'.join(named(document))}")
@@ -188,6 +189,25 @@ def test_the_autoscaler_asks_for_what_the_adapter_serves_of_what_there_is() -> N
     for rule in rules:
         used = set(re.findall(r"pillion_\w+", rule["seriesQuery"] + rule["metricsQuery"]))
         assert used and used <= series
+
+
+def test_prometheus_finds_every_process_under_the_name_that_the_rules_know() -> None:
+    (scrape,) = yaml.safe_load((PROMETHEUS / "kubernetes.yml").read_text())["scrape_configs"]
+    belongs, port, job, *_ = scrape["relabel_configs"]
+    assert (belongs["action"], port["action"], job["target_label"]) == ("keep", "keep", "job")
+    policy = one("NetworkPolicy", "metrics")["spec"]["ingress"][0]["ports"]
+    jobs = {}
+    for document in BUILT["cpu"]:
+        labels = document["spec"]["template"]["metadata"]["labels"] if pod(document) else {}
+        if not re.fullmatch(belongs["regex"], labels.get("app.kubernetes.io/part-of", "")):
+            continue
+        for container in containers(document):
+            for each in container.get("ports", ()):
+                if re.fullmatch(port["regex"], each["name"]):
+                    jobs[job["replacement"].replace("$1", container["name"])] = each
+    assert jobs.keys() == {f"pillion-{name}" for name in ("gateway", "admission", "scheduler", "executor")}
+    open_to_it = {rule["port"] for rule in policy} | {"http"}  # which is open to everyone
+    assert all({each["name"], each["containerPort"]} & open_to_it for each in jobs.values())
 
 
 def test_a_gpu_replica_asks_for_one_and_goes_where_they_are() -> None:

@@ -37,15 +37,18 @@ ONLY = {
         "log_format",
     ),
     "fetch": ("cache_dir", "model", "revision"),
-    "simulate": (
-        *("replicas", "max_model_len", "max_waiting", "credit_seconds", "slo_ttft"),
-        *("tenant_rpm", "tenant_tpm", "tenant_concurrency", "tenant_limits"),
-        *("policy", "max_num_seqs", "max_num_batched_tokens", "slo_tbt", "max_step_seconds"),
+    "tune": (
+        *("max_model_len", "policy", "max_num_seqs", "max_num_batched_tokens", "slo_tbt", "max_step_seconds"),
         *("multi_step_seconds", "tile", "enable_prefix_caching", "watermark", "min_prefill_share"),
         *("prefill_guard", "priority_ageing", "block_size", "num_kv_blocks"),
     ),
     "health": ("stack", "redis", "state_dir", "host", "port", "replica", "executor"),
 }
+ONLY["simulate"] = (
+    *("replicas", "max_waiting", "credit_seconds", "slo_ttft"),
+    *("tenant_rpm", "tenant_tpm", "tenant_concurrency", "tenant_limits"),
+    *ONLY["tune"],
+)
 ONLY["capacity"] = (*ONLY["bench traffic"], *ONLY["simulate"])
 """The settings that a command which runs no service looks at."""
 

@@ -68,3 +68,11 @@ def test_what_cannot_be_searched_is_one_line(cost: str, tmp_path: Path) -> None:
         done = run(*arguments)
         assert (done.exit_code, said in done.output) == (code, True), done.output
         assert [line for line in done.output.splitlines() if line.startswith("pillion: ")][1:] == []
+
+
+def test_settings_that_do_nothing_are_told(cost: str) -> None:
+    live = run("--url", "http://127.0.0.1:1", "--max-num-seqs", "4")
+    assert live.exit_code == 2 and "--max-num-seqs means nothing to a running server" in live.output
+    alone = ("--cost-model", cost, "--probes", "2", "--credit-seconds", "1")
+    assert "--credit-seconds: nothing is refused for it" in run(*alone).output
+    assert "nothing is refused" not in run(*alone, "--replicas", "2").output

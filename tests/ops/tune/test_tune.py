@@ -116,3 +116,5 @@ def test_the_command_tells_the_flags(tmp_path) -> None:
     assert two.summary[-1].values > one.summary[-1].values
     unknown = CliRunner().invoke(main, [*arguments, "--lengths", "poems"])
     assert unknown.exit_code == 2 and "--lengths poems is unknown" in unknown.output
+    refused = CliRunner().invoke(main, [*arguments, "--slo-ttft", "1"])
+    assert refused.exit_code == 2 and "No such option" in refused.output

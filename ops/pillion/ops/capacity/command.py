@@ -4,8 +4,9 @@ from typing import Any
 
 import click
 
+from pillion.config import leaves
 from pillion.ops.bench.traffic_command import DRAWN, POSITIVE, address, common
-from pillion.ops.options import Command, config_options, configure, fail
+from pillion.ops.options import ONLY, Command, config_options, configure, fail
 from pillion.ops.simulate.stage_options import stage_options
 
 _SEARCH = ("start", "tolerance", "probes", "repeats", "drain")
@@ -49,6 +50,7 @@ def capacity(config: str | None, **flags: Any) -> None:
     """
     try:
         import uvloop
+        from msgspec.structs import replace
 
         from pillion.ops.bench.keys import tenant_keys
         from pillion.ops.bench.offered import NoLoad, offered
@@ -59,6 +61,7 @@ def capacity(config: str | None, **flags: Any) -> None:
         from pillion.ops.capacity.simulated import simulated
         from pillion.ops.measure import Slo
         from pillion.ops.report import NoReport, tell, write
+        from pillion.ops.simulate.asked import idle
         from pillion.ops.traces import BadTrace
         from pillion.steptime import CostModelError
     except ModuleNotFoundError as error:
@@ -75,6 +78,10 @@ def capacity(config: str | None, **flags: Any) -> None:
         fail("give --url or --cost-model, not both", 2)
     if cost is None and (stages > 1 or latency):
         fail("stages are simulated: give --cost-model with --pipeline-parallel-size", 2)
+    given = {name for name in ONLY["simulate"] if flags[name] not in (None, ())}
+    idle_flags = [leaf.flag for leaf in leaves() if leaf.name in given]
+    if cost is None and idle_flags:
+        fail(f"{idle_flags[0]} means nothing to a running server; it goes with --cost-model", 2)
     if cost is not None and keys is not None:
         fail("--tenant-keys means nothing to a simulation, which goes by the tenants' names", 2)
     limits["requests"] = limits["requests"] or (100 if cost is None else 1000)
@@ -88,6 +95,7 @@ def capacity(config: str | None, **flags: Any) -> None:
             report = uvloop.run(live(loaded, at.url, load, asked, **server))
         else:
             report = uvloop.run(simulated(loaded, cost, load, asked, stages, latency))
+            report = replace(report, notes=[*report.notes, *idle(loaded, admission=False)])
         tell(report, write(report, output) if output else ())
     except (NoCapacity, NoServer, NoLoad, BadTrace, CostModelError, NoReport) as error:
         fail(str(error), 1)

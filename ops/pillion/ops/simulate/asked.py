@@ -124,11 +124,11 @@ def run(config: Config, **asked: Any) -> None:
     made = report(
         simulations[0], results, _provenance(config, model, asked, simulations[0].slo, took, results)
     )
-    made = msgspec.structs.replace(made, notes=[*made.notes, *_idle(config, asked["admission"])])
+    made = msgspec.structs.replace(made, notes=[*made.notes, *idle(config, asked["admission"])])
     tell(made, write(made, asked["output"]) if asked["output"] else ())
 
 
-def _idle(config: Config, admission: bool) -> Iterator[str]:
+def idle(config: Config, admission: bool) -> Iterator[str]:
     """What was set for nothing, since no admission is simulated."""
     if config.stack.replicas > 1 or admission:
         return

@@ -30,7 +30,7 @@ _REQUESTS = 300
 @click.option("--seed", default=1, metavar="N", help="of the requests and of steps' times  [1]")
 @stage_options
 @click.option("--output", metavar="FILE", help="write the report here: FILE.html, .json and .csv")
-@config_options("simulate")
+@config_options("tune")
 def tune(
     cost_model: str,
     lengths: tuple[str, ...],

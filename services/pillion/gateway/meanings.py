@@ -20,7 +20,7 @@ MEANINGS: Mapping[str, str] = {
     "include_reasoning": "Whether reasoning that is told apart comes too, see tools.md.",
     "truncate_prompt_tokens": "So many tokens of a longer prompt count; -1: as many as leave room.",
     "truncation_side": "Which side of a longer prompt is cut off.",
-    "max_tokens": "Most tokens of an answer; absent: all the context, for completions 16. 0: with `echo`.",
+    "max_tokens": "Most tokens; absent: all the context, for completions 16. These take 0 with `echo`.",
     "max_completion_tokens": "The same as `max_tokens`.",
     "min_tokens": "No end token, stop id or stop string counts before so many tokens.",
     "n": "Choices for each prompt; `--max-choices` bounds prompts times n.",

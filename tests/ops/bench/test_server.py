@@ -1,5 +1,6 @@
 """How a server wants to be asked is found out: a peer that takes no token ids, or streams none."""
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -11,6 +12,8 @@ import pytest
 import trustme
 from aiohttp import web
 
+from pillion.ops.bench import client
+from pillion.ops.bench import server as server_module
 from pillion.ops.bench.client import session
 from pillion.ops.bench.server import Job, NoServer, Server
 
@@ -104,4 +107,45 @@ async def test_one_that_refuses_says_why() -> None:
     async with peer({"data": []}, takes_ids=True, usage=True) as (server, _):
         server.url += "/elsewhere"
         with pytest.raises(NoServer, match="answers a completion with: 404"):
+            await server.meet()
+
+
+@asynccontextmanager
+async def endless(data: bytes, *, status: int = 200, asked: bool = True) -> AsyncIterator[Server]:
+    """A server whose answers have no end: one after the other of `data`, or silence where that is empty."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        while data:
+            await response.write(data)
+        await asyncio.sleep(600)
+        return response
+
+    app = web.Application()
+    app.router.add_route("*", "/v1/completions", answer)
+    if asked:
+        app.router.add_get("/v1/models", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with session() as http:
+            yield Server(http, f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_an_answer_without_an_end_is_cut_off(monkeypatch: Any, status: int) -> None:
+    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
+    async with endless(b"data: {}\n" * 10_000, status=status) as server:
+        with pytest.raises(NoServer, match="answers a completion with: an answer of more than 1 MiB"):
+            await server.meet()
+
+
+async def test_one_that_never_answers_is_not_waited_for_without_end(monkeypatch: Any) -> None:
+    monkeypatch.setattr(server_module, "MEET_SECONDS", 0.3)
+    async with endless(b"", asked=False) as server:
+        with pytest.raises(NoServer, match=r"has not answered a completion of 4 tokens within 0.3 s"):
             await server.meet()

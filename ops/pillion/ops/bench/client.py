@@ -6,7 +6,7 @@ that the client costs the server's cores as little as it can.
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 from pillion.ops.web import trusting
 
 QUIET_SECONDS = 300.0  # between two pieces of an answer
+MOST_BYTES = 1 << 26  # of an answer: what is longer is none, and takes memory without end
 
 
 @dataclass(slots=True)
@@ -83,17 +84,26 @@ async def stream(
         async with limit, http.post(url, data=raw, headers=headers) as response:
             status = response.status
             if status != 200:
-                text = await response.text()
-                return Timeline(
-                    sent, error=f"{status} {text[:300]}", code=_code(text.encode()), status=status
-                )
-            async for data in response.content.iter_any():
+                whole = b"".join([data async for data in pieces(response)])
+                text = whole.decode(errors="replace")
+                return Timeline(sent, error=f"{status} {text[:300]}", code=_code(whole), status=status)
+            async for data in pieces(response):
                 reads.append((time.perf_counter(), data))  # noqa: PERF401 - kept where the next read fails
     except (aiohttp.ClientError, OSError) as failure:
         error = None if limit.expired() else str(failure) or repr(failure)
     line = taken_apart(sent, reads)
     line.status, line.cut, line.error = status, limit.expired(), error or line.error
     return line
+
+
+async def pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """What comes of an answer. Raises ClientError, also for one that is longer than any should be."""
+    size = 0
+    async for data in response.content.iter_any():
+        size += len(data)
+        if size > MOST_BYTES:
+            raise aiohttp.ClientPayloadError(f"an answer of more than {MOST_BYTES >> 20} MiB")
+        yield data
 
 
 _JSON = {"Content-Type": "application/json"}

@@ -1,15 +1,19 @@
 """A server under load: any that speaks OpenAI's completions."""
 
+import json
 import random
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
 
-from pillion.ops.bench.client import Timeline, stream
+from pillion.ops.bench.client import Timeline, pieces, stream
 from pillion.ops.traces import Arrival, prompt
 from pillion.ops.traces.arrival import IDS
+
+MEET_SECONDS = 300.0  # for a few tokens of a server that may just be waking
 
 SMALL = range(100, 250)
 """Ordinary tokens of small vocabularies."""
@@ -59,12 +63,15 @@ class Server:
     async def meet(self) -> None:
         """Asks for the model's name and for a few tokens. Raises NoServer."""
         self.model = self.model or await self._served()
+        end = time.perf_counter() + MEET_SECONDS
         for self._ids in (IDS, SMALL, None):
-            line = await self.complete(Job([*IDS[-32:]], 4))
+            line = await self.complete(Job([*IDS[-32:]], 4), max(end - time.perf_counter(), 0.001))
             if not line.error:
                 break
         else:
             raise NoServer(f"{self.url} answers a completion with: {line.error}")
+        if line.cut:
+            raise NoServer(f"{self.url} has not answered a completion of 4 tokens within {MEET_SECONDS:g} s")
         if not line.tokens:
             raise NoServer(
                 f"{self.url} streams no tokens of a completion; is it an OpenAI-compatible server?"
@@ -103,7 +110,8 @@ class Server:
             async with self._http.get(f"{self.url}/v1/models") as response:
                 if response.status in (401, 403):
                     raise NoServer(f"{self.url} wants a key: give --api-key KEY")
-                return str((await response.json())["data"][0]["id"]) if response.status == 200 else None
+                told = b"".join([data async for data in pieces(response)])
+                return str(json.loads(told)["data"][0]["id"]) if response.status == 200 else None
         except aiohttp.ClientConnectorCertificateError as error:
             raise NoServer(
                 f"{self.url} shows a certificate that is not trusted here ({error.certificate_error}); name "
@@ -114,5 +122,5 @@ class Server:
                 f"no server answers at {self.url} ({error}); start one with `pillion up`, or name another "
                 "with --url"
             ) from None
-        except (aiohttp.ClientError, ValueError, LookupError, TypeError):
+        except (aiohttp.ClientError, ValueError, LookupError, TypeError, RecursionError):
             return None  # it may serve completions all the same

@@ -1,5 +1,6 @@
 """Stop strings, whatever the portions of the text."""
 
+import tracemalloc
 from itertools import pairwise
 
 from hypothesis import example, given
@@ -63,3 +64,18 @@ def test_a_string_that_begins_unarmed_may_end_armed() -> None:
     matcher = Stops(["END"])
     assert matcher.push("END E", armed=False) == "END "
     assert matcher.push("ND x") == "" and matcher.matched == "END"
+
+
+def test_a_choice_takes_no_memory_for_its_long_strings() -> None:
+    """A request has 128 choices, and each one of its own."""
+    stops = [f"{number:04}" * 256 for number in range(16)]
+    tracemalloc.start()
+    try:
+        kept = [Stops(stops) for _ in range(10)]
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20  # what a choice begins with: 16 KiB of strings
+    finally:
+        tracemalloc.stop()
+    assert [matcher.push("x" + stops[5][:1000] + "-0") for matcher in kept] == [
+        "x" + stops[5][:1000] + "-"
+    ] * 10
+    assert {matcher.flush() for matcher in kept} == {"0"}

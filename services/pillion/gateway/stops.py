@@ -10,12 +10,12 @@ class Stops:
     and `abc` only the first is ever seen.
     """
 
-    __slots__ = ("_heads", "_held", "_include", "_stops", "matched")
+    __slots__ = ("_firsts", "_held", "_include", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         """`include`: the text keeps the string that ended it."""
         self._stops = tuple(stops)
-        self._heads = {stop[:length] for stop in stops for length in range(1, len(stop))}
+        self._firsts = {stop[0] for stop in stops}
         self._include = include
         self._held = ""  # the longest tail of the text that begins a stop string
         self.matched: str | None = None
@@ -53,7 +53,11 @@ class Stops:
 
     def _tail(self, text: str) -> str:
         longest = max(map(len, self._stops)) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if text[-length:] in self._heads:
-                return text[-length:]
+        for at in range(max(0, len(text) - longest), len(text)):
+            if text[at] in self._firsts and self._begins(tail := text[at:]):
+                return tail
         return ""
+
+    def _begins(self, tail: str) -> bool:
+        """Whether a stop string begins so, and goes on."""
+        return any(len(tail) < len(stop) and stop.startswith(tail) for stop in self._stops)

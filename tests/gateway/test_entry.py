@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from pillion.gateway.protocol import forms
-from pillion.gateway.protocol.entry import MOST_SCORED, MOST_STREAMED, Envelope, Limits, cut, entry
+from pillion.gateway.protocol.entry import (
+    MOST_FORBIDDEN,
+    MOST_SCORED,
+    MOST_STREAMED,
+    Envelope,
+    Limits,
+    cut,
+    entry,
+)
 from pillion.gateway.protocol.errors import ApiError
 from pillion.modelfiles import SamplingDefaults
 
@@ -142,3 +150,13 @@ def test_how_much_is_told_of_prompts_is_bounded() -> None:
     assert (most(prompt_logprobs=0), most(prompt_logprobs=1), most(prompt_logprobs=1, n=2)) == (8, 4, 2)
     assert (most(echo=True, logprobs=1), most(echo=True, logprobs=7, stream=True)) == (4, 1)
     assert refused == ["prompt_logprobs", "prompt_logprobs", "logprobs", "logprobs"]
+
+
+def test_bad_words_come_to_so_many_tokens_over_all_choices() -> None:
+    words = ((7,) * 128,) * (MOST_FORBIDDEN // 128 // 6)
+    wanted = forms.completion({"prompt": [[5], [6]], "max_tokens": 2, "n": 3})
+    made = ((5,), (6,)), LIMITS, SamplingDefaults(), ENVELOPE
+    assert entry(wanted, *made, words).sampling.bad_words == words
+    with pytest.raises(ApiError, match=f"at most {MOST_FORBIDDEN} are kept") as error:
+        entry(wanted, *made, (*words, *words[:1]))
+    assert (error.value.status, error.value.param, error.value.code) == (400, "bad_words", "out_of_range")

@@ -14,6 +14,9 @@ MOST_SCORED = 1 << 17
 MOST_STREAMED = 1 << 13
 """In a stream, where they are one event: while it is made all others wait, ten milliseconds a thousand."""
 
+MOST_FORBIDDEN = 1 << 18
+"""Tokens of bad words, of all choices: each takes its own to the executor, and the steps wait for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -61,6 +64,7 @@ def entry(
             max_tokens = max(1, min(max_tokens, limits.max_model_len - longest))
     _context(asked, prompts, limits)
     _scored(asked.output, prompts)
+    _forbidden(len(prompts) * asked.output.n, bad_words)
     _drawable(asked.wishes, limits, bad_words, constrained=asked.shape is not None)
     return Request(
         id=envelope.id,
@@ -179,6 +183,17 @@ def _scored(output: Output, prompts: Sequence[Sequence[int]]) -> None:
             "logprobs" if output.prompt_logprobs is None else "prompt_logprobs",
             f"The request asks for {wanted} log probabilities of prompt tokens (tokens times choices times "
             f"alternatives and the token itself); at most {most} are told{in_stream}. Ask for fewer.",
+            "out_of_range",
+        )
+
+
+def _forbidden(choices: int, bad_words: tuple[tuple[int, ...], ...]) -> None:
+    tokens = sum(map(len, bad_words)) * choices
+    if tokens > MOST_FORBIDDEN:
+        raise bad(
+            "bad_words",
+            f"bad_words come to {tokens} tokens over all choices, each with and without a space in front; "
+            f"at most {MOST_FORBIDDEN} are kept. Send fewer or shorter ones, or ask for fewer choices.",
             "out_of_range",
         )
 

@@ -9,7 +9,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 
 from pillion.gateway.fields import CHAT, COMPLETION, FIELDS, GENERATE, STREAM_OPTIONS, TABLE, Form, read
-from pillion.gateway.protocol import body, forms
+from pillion.gateway.protocol import body, forms, values
 from pillion.gateway.protocol.errors import ApiError
 from pillion.gateway.protocol.request import Tools
 
@@ -579,6 +579,17 @@ def test_a_body_holds_so_many_arrays_and_objects_and_brackets_in_texts_are_none(
     with pytest.raises(ApiError) as refusal:
         body.parse(full.replace(b"1]", b"[]]"))
     assert (refusal.value.param, refusal.value.code) == (None, "too_many_items")
+
+
+def test_variables_for_a_template_that_are_too_deep_are_told_as_theirs() -> None:
+    deep: Any = 1
+    for _ in range(values.MAX_DEPTH):
+        deep = [deep]
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    assert forms.chat(chat | {"chat_template_kwargs": {"a": deep[0]}})
+    with pytest.raises(ApiError) as refusal:
+        forms.chat(chat | {"chat_template_kwargs": {"a": deep}})
+    assert (refusal.value.param, refusal.value.code) == ("chat_template_kwargs", "invalid_value")
 
 
 def test_so_do_the_arguments_of_a_call() -> None:

@@ -27,7 +27,7 @@ def passes(schema: Mapping[str, Any]) -> Callable[[Take], Check]:
     return lambda take: Check(schema, take)
 
 
-MAX_DEPTH = 100  # of tools, and of calls' arguments
+MAX_DEPTH = 100  # of tools, of calls' arguments, and of a template's variables
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
 
@@ -180,7 +180,7 @@ def shallow(name: str, value: Any) -> None:
 
 
 def mapping_without(reserved: Collection[str], why: str) -> Check:
-    """An object with none of the `reserved` keys."""
+    """An object with none of the `reserved` keys, and not too deep."""
 
     @passes({"type": "object", "propertyNames": {"not": {"enum": list(reserved)}}})
     def check(name: str, value: Any) -> dict[str, Any]:
@@ -188,6 +188,7 @@ def mapping_without(reserved: Collection[str], why: str) -> Check:
         for key in reserved:
             if key in entries:
                 raise bad(f"{name}.{key}", f"{name}.{key} is refused: {why}.", "unsupported_parameter")
+        shallow(name, entries)
         return entries
 
     return check

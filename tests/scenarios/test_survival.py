@@ -12,6 +12,7 @@ import pytest
 
 from pillion.bus.journal import read_record
 from pillion.contracts.entries import Sampling
+from pillion.words import counted
 from tests.bus_client import READ
 
 
@@ -192,7 +193,7 @@ class TestAReplica:
         await gateway.submit(*wanted)
         await gateway.until(lambda: all(gateway.count(one.id) >= 20 for one in wanted))
         moved = on(gateway, "1")
-        assert len(moved) == 1
+        assert moved
         stack.schedulers["1"].terminate()
         await until(lambda: drains(gateway, "1"))
         late = ask("late", output=100)
@@ -202,7 +203,7 @@ class TestAReplica:
         assert {one.id: gateway.streams[one.id].tokens for one in wanted} == alone
         assert gateway.streams["late"].replicas == ["0"]
         assert all(gateway.streams[name].replicas == ["1", "0"] for name in moved)
-        await said(stack, "scheduler", "1 request left to others")
+        await said(stack, "scheduler", f"{counted(len(moved), 'request')} left to others")
         await until(lambda: nothing_left(gateway, "1"))
 
     async def test_that_drains_alone_leaves_its_requests_to_its_successor(
